@@ -1,0 +1,116 @@
+"""Builds the extension modules: one CPU detector without flags, one kernel module per instruction-set level.
+
+Environment: FASTATTN_LEVELS=baseline,avx2 builds only some levels; FASTATTN_NO_OPENMP=1 builds without threads;
+FASTATTN_NO_VECTOR_EXTENSION=1 builds the plain-loop tiles; FASTATTN_SANITIZE=address,undefined adds sanitizers;
+FASTATTN_WERROR=1 turns the C++ compiler's warnings into errors.
+"""
+
+import os
+import platform
+import sys
+import tempfile
+from pathlib import Path
+
+from Cython.Build import cythonize
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+X86 = platform.machine().lower() in {"x86_64", "amd64"}
+MSVC = sys.platform == "win32"
+
+# level: (flags for GCC and Clang, flags for MSVC, the macro that these flags must define)
+LEVELS: dict[str, tuple[list[str], list[str], str]] = {"baseline": ([], [], "")}
+if X86:
+    V3 = ["-mavx2", "-mfma", "-mf16c", "-mbmi", "-mbmi2", "-mlzcnt", "-mmovbe"]
+    V4 = [*V3, "-mavx512f", "-mavx512cd", "-mavx512vl", "-mavx512bw", "-mavx512dq", "-mprefer-vector-width=512"]
+    LEVELS["avx2"] = (V3, ["/arch:AVX2"], "__AVX2__")
+    LEVELS["avx512"] = (V4, ["/arch:AVX512"], "__AVX512DQ__")
+
+DIRECTIVES = {
+    "language_level": 3,
+    "boundscheck": False,
+    "wraparound": False,
+    "cdivision": True,
+    "initializedcheck": False,
+    "freethreading_compatible": True,
+}
+
+
+def wanted_levels() -> list[str]:
+    chosen = os.environ.get("FASTATTN_LEVELS")
+    names = chosen.split(",") if chosen else list(LEVELS)
+    unknown = sorted(set(names) - set(LEVELS))
+    if unknown:
+        raise SystemExit(f"FASTATTN_LEVELS: {unknown} unknown here; this machine can build {list(LEVELS)}")
+    return names
+
+
+def extensions() -> list[Extension]:
+    common = {"language": "c++", "include_dirs": ["src"], "depends": [str(p) for p in Path("src").glob("*.*")]}
+    built = [Extension("fastattn._kernels.cpu", ["src/cpu.pyx"], **common)]
+    built += [Extension(f"fastattn._kernels.{name}", [f"src/kernels/{name}.pyx"], **common) for name in wanted_levels()]
+    return built
+
+
+class BuildWithProbes(build_ext):
+    """Tries each optional flag on a few lines first, and says in one line what it does without."""
+
+    def probe(self, flags: list[str], body: str = "int main() { return 0; }\n", link: bool = False) -> bool:
+        with tempfile.TemporaryDirectory() as folder:
+            source = Path(folder, "probe.cpp")
+            source.write_text(body)
+            try:
+                objects = self.compiler.compile([str(source)], output_dir=folder, extra_postargs=flags)
+                if link:
+                    self.compiler.link_executable(objects, "probe", output_dir=folder, extra_postargs=flags)
+            except Exception:
+                return False
+        return True
+
+    def build_extensions(self) -> None:
+        compile_flags = ["/O2", "/std:c++17"] if MSVC else ["-O3", "-std=c++17", "-fvisibility=hidden", "-Wall", "-Wextra"]
+        link_flags: list[str] = []
+        macros = []
+        if not MSVC:
+            optional = ["-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-Wno-unused-function",
+                        "-Wno-psabi", "-Wno-unused-parameter", "-Wno-missing-field-initializers"]
+            compile_flags += [flag for flag in optional if self.probe([flag])]
+        openmp = "/openmp" if MSVC else "-fopenmp"
+        if os.environ.get("FASTATTN_NO_OPENMP") or not self.probe([openmp], "#include <omp.h>\nint main() {}\n", True):
+            print("fastattn: building without OpenMP, so calls run on one thread")
+        else:
+            compile_flags.append(openmp)
+            link_flags += [] if MSVC else [openmp]
+        if os.environ.get("FASTATTN_NO_VECTOR_EXTENSION"):
+            print("fastattn: building without compiler vectors, so tiles are plain loops")
+            macros.append(("FASTATTN_NO_VECTOR_EXTENSION", "1"))
+        if sanitizers := os.environ.get("FASTATTN_SANITIZE"):
+            compile_flags += [f"-fsanitize={sanitizers}", "-fno-omit-frame-pointer", "-g"]
+            link_flags.append(f"-fsanitize={sanitizers}")
+        if os.environ.get("FASTATTN_WERROR"):
+            compile_flags.append("-Werror")
+        kept = []
+        for extension in self.extensions:
+            gcc_flags, msvc_flags, macro = LEVELS.get(extension.name.rpartition(".")[2], ([], [], ""))
+            level_flags = msvc_flags if MSVC else gcc_flags
+            if macro and not self.probe(level_flags, f"#ifndef {macro}\n#error\n#endif\nint main() {{}}\n"):
+                print(f"fastattn: this compiler does not know {' '.join(level_flags)}; {extension.name} is not built")
+                continue
+            extension.extra_compile_args = compile_flags + level_flags
+            extension.extra_link_args = link_flags
+            extension.define_macros = macros
+            kept.append(extension)
+        self.extensions = kept
+        super().build_extensions()
+
+
+setup(
+    ext_modules=cythonize(
+        extensions(),
+        include_path=["src"],
+        compiler_directives=DIRECTIVES,
+        nthreads=0,
+        annotate=bool(os.environ.get("FASTATTN_ANNOTATE")),
+    ),
+    cmdclass={"build_ext": BuildWithProbes},
+)

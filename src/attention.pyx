@@ -1,0 +1,98 @@
+# Exact attention on strided arrays: the entry points of one kernel module.
+#
+# Scores, softmax and weighted sum follow each other block by block of keys; no array of queries x keys exists.
+# `prefill.pxi` is the loop for many queries. Tiles in C++ headers keep the innermost loops in registers.
+
+from cython.parallel cimport prange
+from libc.math cimport INFINITY, NAN, exp, log
+from libc.stdint cimport int64_t, uint16_t
+from libc.string cimport memcpy, memset
+from cpython.buffer cimport PyBUF_STRIDES, PyBuffer_Release, PyObject_GetBuffer
+
+from tiles cimport *
+
+ctypedef fused real:
+    float
+    double
+
+cdef extern from "Python.h":
+    const Py_ssize_t PY_SSIZE_T_MAX
+
+cdef double LOG2E = 1.4426950408889634, LN2 = 0.6931471805599453
+
+include "problem.pxi"
+include "panel.pxi"
+include "bias.pxi"
+include "prefill.pxi"
+include "work.pxi"
+include "options.pxi"
+
+isa = isa_name.decode()
+openmp = bool(has_openmp)
+vector_bits = 8 * vector_bytes
+vector_extension = bool(has_vector_extension)
+
+
+def max_threads():
+    """OpenMP's own limit at this moment; 1 in a build without OpenMP."""
+    return openmp_max_threads()
+
+
+def attention_float32(const float[:, :, :, :] q, const float[:, :, :, :] k, const float[:, :, :, :] v,
+                      float[:, :, :, :] out, float[:, :, :] lse, double scale, int num_threads, options=None):
+    """out (B, H, N, E) = attention of q (B, H, N, D), k (B, K, S, D), v (B, K, S, E); lse (B, H, N) or None."""
+    cdef Problem problem
+    begin(&problem, q.shape, k.shape, v.shape, scale)
+    problem.q = describe(<char*>&q[0, 0, 0, 0], q.strides, kind_float32, 4, True)
+    problem.k = describe(<char*>&k[0, 0, 0, 0], k.strides, kind_float32, 4, True)
+    problem.v = describe(<char*>&v[0, 0, 0, 0], v.strides, kind_float32, 4, True)
+    problem.out = describe(<char*>&out[0, 0, 0, 0], out.strides, kind_float32, 4, True)
+    if lse is not None:
+        problem.lse = describe_rows(<char*>&lse[0, 0, 0], lse.strides)
+    run[float](&problem, num_threads, options, NULL)
+
+
+def attention_float64(const double[:, :, :, :] q, const double[:, :, :, :] k, const double[:, :, :, :] v,
+                      double[:, :, :, :] out, double[:, :, :] lse, double scale, int num_threads, options=None):
+    """As attention_float32, in float64."""
+    cdef Problem problem
+    begin(&problem, q.shape, k.shape, v.shape, scale)
+    problem.q = describe(<char*>&q[0, 0, 0, 0], q.strides, kind_float64, 8, True)
+    problem.k = describe(<char*>&k[0, 0, 0, 0], k.strides, kind_float64, 8, True)
+    problem.v = describe(<char*>&v[0, 0, 0, 0], v.strides, kind_float64, 8, True)
+    problem.out = describe(<char*>&out[0, 0, 0, 0], out.strides, kind_float64, 8, True)
+    if lse is not None:
+        problem.lse = describe_rows(<char*>&lse[0, 0, 0], lse.strides)
+    run[double](&problem, num_threads, options, NULL)
+
+
+def attention_half(const uint16_t[:, :, :, :] q, const uint16_t[:, :, :, :] k, const uint16_t[:, :, :, :] v,
+                   uint16_t[:, :, :, :] out, float[:, :, :] lse, double scale, int num_threads, bint bfloat16,
+                   options=None):
+    """As attention_float32, on the bits of float16 or bfloat16 numbers."""
+    cdef Problem problem
+    cdef int kind = kind_bfloat16 if bfloat16 else kind_float16
+    begin(&problem, q.shape, k.shape, v.shape, scale)
+    problem.q = describe(<char*>&q[0, 0, 0, 0], q.strides, kind, 2, False)
+    problem.k = describe(<char*>&k[0, 0, 0, 0], k.strides, kind, 2, False)
+    problem.v = describe(<char*>&v[0, 0, 0, 0], v.strides, kind, 2, False)
+    problem.out = describe(<char*>&out[0, 0, 0, 0], out.strides, kind, 2, False)
+    if lse is not None:
+        problem.lse = describe_rows(<char*>&lse[0, 0, 0], lse.strides)
+    run[float](&problem, num_threads, options, NULL)
+
+
+def attention_float32_half(const float[:, :, :, :] q, const uint16_t[:, :, :, :] k, const uint16_t[:, :, :, :] v,
+                           float[:, :, :, :] out, float[:, :, :] lse, double scale, int num_threads, bint bfloat16,
+                           options=None):
+    """As attention_float32, with keys and values in float16 or bfloat16."""
+    cdef Problem problem
+    cdef int kind = kind_bfloat16 if bfloat16 else kind_float16
+    begin(&problem, q.shape, k.shape, v.shape, scale)
+    problem.q = describe(<char*>&q[0, 0, 0, 0], q.strides, kind_float32, 4, True)
+    problem.k = describe(<char*>&k[0, 0, 0, 0], k.strides, kind, 2, False)
+    problem.v = describe(<char*>&v[0, 0, 0, 0], v.strides, kind, 2, False)
+    problem.out = describe(<char*>&out[0, 0, 0, 0], out.strides, kind_float32, 4, True)
+    if lse is not None:
+        problem.lse = describe_rows(<char*>&lse[0, 0, 0], lse.strides)
+    run[float](&problem, num_threads, options, NULL)

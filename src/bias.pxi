@@ -1,0 +1,78 @@
+# Everything that is added to scores: bool and float masks, biases, ALiBi. One block of it is built transposed, as
+# (key, lane) beside the scores; -inf means excluded. The caller's arrays are read in place, never expanded.
+
+cdef enum BlockContent:
+    block_hidden                    # every key of every lane is excluded
+    block_open                      # nothing is excluded, nothing is added
+    block_mixed
+
+
+cdef void transpose_block(const Tensor* tensor, const Entry* entry, const Lanes* lanes, Py_ssize_t start,
+                          Py_ssize_t count, real* block, real* rows) noexcept nogil:
+    """block (count, lanes) = keys [start, start + count) of each lane's row; rows (lanes, count) is scratch."""
+    cdef const real* row[max_lanes]
+    cdef int lane
+    cdef char* source
+    cdef char* previous = NULL
+    for lane in range(panel_lanes(block)):
+        source = (row_of(tensor, entry.index, lanes.head[lane], entry.first_query + lanes.query[lane])
+                  + start * tensor.column)
+        if tensor.direct:
+            row[lane] = <const real*>source
+        elif source == previous:    # broadcast over queries or heads
+            row[lane] = row[lane - 1]
+        else:
+            load_row(rows + lane * count, source, tensor.column, count, tensor.kind)
+            row[lane] = rows + lane * count
+        previous = source
+    pack_rows(block, <const real**>row, count, <real>1)
+
+
+cdef BlockContent build_bias(const Problem* problem, const Entry* entry, const Lanes* lanes, Py_ssize_t start,
+                             Py_ssize_t count, real* block, real* second, real* rows) noexcept nogil:
+    """block (count, lanes) = mask + bias + ALiBi of keys [start, start + count); `second` and rows are scratch."""
+    cdef bint begun = False
+    cdef real slopes[max_lanes]
+    cdef real distance[max_lanes]
+    cdef int lane
+    if problem.mask.data != NULL:
+        transpose_block(&problem.mask, entry, lanes, start, count, block, rows)
+        if all_equal(block, count, <real>-INFINITY):
+            return block_hidden
+        begun = True
+    if problem.bias.data != NULL:
+        transpose_block(&problem.bias, entry, lanes, start, count, second if begun else block, rows)
+        if begun:
+            combine_bias(block, second, count)
+        begun = True
+    if problem.slopes != NULL:
+        for lane in range(panel_lanes(block)):
+            slopes[lane] = <real>problem.slopes[entry.index * problem.n_heads + lanes.head[lane]]
+            distance[lane] = <real>(lanes.query[lane] + entry.offset - start)
+        add_slopes(block, not begun, count, <const real*>slopes, <const real*>distance)
+    elif problem.bias.data == NULL and problem.mask.kind == kind_bool and all_equal(block, count, <real>0):
+        return block_open
+    return block_mixed
+
+
+cdef bint sees_any(const Problem* problem, const Entry* entry, const Lanes* lanes, int lane,
+                   const real* kind) noexcept nogil:
+    """Whether a lane has any key that nothing excludes. Only asked when all its weights are 0."""
+    cdef Py_ssize_t key
+    cdef real value
+    cdef const Tensor* tensor
+    cdef const Tensor* tensors[2]
+    cdef bint excluded
+    cdef int i
+    tensors[0], tensors[1] = &problem.mask, &problem.bias
+    for key in range(lanes.first[lane], lanes.last[lane]):
+        excluded = False
+        for i in range(2):
+            tensor = tensors[i]
+            if tensor.data != NULL:
+                load_row(&value, row_of(tensor, entry.index, lanes.head[lane], entry.first_query + lanes.query[lane])
+                         + key * tensor.column, tensor.column, 1, tensor.kind)
+                excluded = excluded or value == -INFINITY
+        if not excluded:
+            return True
+    return False

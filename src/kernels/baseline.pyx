@@ -1,0 +1,3 @@
+"""The attention kernels, compiled for the baseline level."""
+
+include "../attention.pyx"

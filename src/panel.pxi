@@ -1,0 +1,81 @@
+# A panel: the queries of `lanes` rows, transposed, and the state of their online softmax.
+
+cdef struct Lanes:                  # what each lane stands for; lanes past the last row repeat it
+    int count                       # rows that are real
+    int vectors                     # 1 when they fit into one register
+    Py_ssize_t head[max_lanes]
+    Py_ssize_t query[max_lanes]
+    Py_ssize_t first[max_lanes]     # visible keys [first, last)
+    Py_ssize_t last[max_lanes]
+    Py_ssize_t lowest_first, highest_first, lowest_last, highest_last
+
+
+cdef void place_lanes(const Problem* problem, const Entry* entry, Py_ssize_t kv_head, Py_ssize_t first_row,
+                      Py_ssize_t n_rows, int n_lanes, Lanes* lanes) noexcept nogil:
+    cdef int lane
+    cdef Py_ssize_t row
+    lanes.count = <int>min(n_rows - first_row, <Py_ssize_t>n_lanes)
+    lanes.vectors = 1 if lanes.count <= n_lanes // 2 else 2
+    lanes.lowest_first = lanes.lowest_last = PY_SSIZE_T_MAX
+    lanes.highest_first = lanes.highest_last = 0
+    for lane in range(n_lanes):
+        row = min(first_row + lane, n_rows - 1)
+        lanes.query[lane] = row // problem.group
+        lanes.head[lane] = kv_head * problem.group + row % problem.group
+        visible_keys(problem, entry, lanes.query[lane], &lanes.first[lane], &lanes.last[lane])
+        lanes.lowest_last = min(lanes.lowest_last, lanes.last[lane])
+        lanes.highest_last = max(lanes.highest_last, lanes.last[lane])
+        lanes.highest_first = max(lanes.highest_first, lanes.first[lane])
+        if lanes.last[lane] > lanes.first[lane]:
+            lanes.lowest_first = min(lanes.lowest_first, lanes.first[lane])
+
+
+cdef void pack_queries(const Problem* problem, const Entry* entry, const Lanes* lanes, real* panel,
+                       real* converted) noexcept nogil:
+    """panel (head_dim, lanes) = the lanes' queries transposed, times the scale; `converted` is scratch."""
+    cdef const real* rows[max_lanes]
+    cdef int lane, n_lanes = panel_lanes(panel)
+    cdef char* source
+    cdef double factor = problem.scale * LOG2E if problem.base2 else problem.scale
+    for lane in range(n_lanes):
+        source = row_of(&problem.q, entry.index, lanes.head[lane], entry.first_query + lanes.query[lane])
+        if problem.q.direct:
+            rows[lane] = <const real*>source
+        else:
+            load_row(converted + lane * problem.head_dim, source, problem.q.column, problem.head_dim, problem.q.kind)
+            rows[lane] = converted + lane * problem.head_dim
+    pack_rows(panel, <const real**>rows, problem.head_dim, <real>factor)
+
+
+cdef void finish_panel(const Problem* problem, const Entry* entry, const Lanes* lanes, real* sums,
+                       const real* maximum, const real* total, real* factor, real* converted) noexcept nogil:
+    """Divide by the softmax totals, transpose back and write out and lse; the sink joins the total here, once."""
+    cdef real* rows[max_lanes]
+    cdef int lane
+    cdef double top, weight, sink, share, unit = LN2 if problem.base2 else 1.0
+    cdef char* target
+    for lane in range(lanes.count):
+        top, weight, share = <double>maximum[lane] * unit, <double>total[lane], 1.0
+        if weight == 0:
+            top = -INFINITY
+        if problem.sinks != NULL:
+            sink = problem.sinks[lanes.head[lane]]
+            if sink > top:
+                share = exp(top - sink)
+                weight, top = weight * share + 1, sink
+            elif sink > -INFINITY:
+                weight += exp(sink - top)
+        factor[lane] = <real>(share / weight)
+        if weight == 0:             # nothing was visible: 0; every visible score is -inf: NaN, as in NumPy
+            weight = NAN if sees_any(problem, entry, lanes, lane, maximum) else 0.0
+            factor[lane] = <real>weight
+        if problem.lse.data != NULL:
+            target = row_of(&problem.lse, entry.index, lanes.head[lane], entry.first_query + lanes.query[lane])
+            (<real*>target)[0] = <real>(top + log(weight))
+        target = row_of(&problem.out, entry.index, lanes.head[lane], entry.first_query + lanes.query[lane])
+        rows[lane] = <real*>target if problem.out.direct else converted + lane * problem.value_dim
+    unpack_rows(rows, lanes.count, sums, problem.value_dim, factor)
+    if not problem.out.direct:
+        for lane in range(lanes.count):
+            target = row_of(&problem.out, entry.index, lanes.head[lane], entry.first_query + lanes.query[lane])
+            store_row(target, problem.out.column, rows[lane], problem.value_dim, problem.out.kind)

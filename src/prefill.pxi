@@ -1,0 +1,152 @@
+# Many queries: lanes are queries.
+#
+#     panel (D, lanes)         keys of a block               scores (keys, lanes)
+#     +--------+           ->  K[j, :] . panel       ->      max, exp2, sum, lane by lane
+#     | Q^T    |                                                  |
+#     +--------+               V[j, :] * weight[j]   ->      sums (E, lanes)  = sums * rescale + block
+#
+# Per item: up to `panels_per_item` panels of one (entry, key/value head) go through the key blocks together.
+
+
+cdef inline Py_ssize_t key_block(const real* kind) noexcept nogil:
+    """Keys per block: 192 in float32 and 96 in float64 (rows of 64 features: 48 KB of keys, as much of values, and
+    scores of 12 KB, beside the panels within a 256 KB second-level cache). A multiple of 6 and of 8, the tile rows."""
+    return 192 if sizeof(real) == 4 else 96
+
+
+cdef size_t panel_size(const Problem* problem, const real* kind) noexcept nogil:
+    """Numbers of one panel: its queries, its sums and six vectors of state."""
+    return panel_lanes(kind) * (problem.head_dim + problem.value_dim + 6)
+
+
+cdef size_t prefill_scratch(const Problem* problem, const real* kind) noexcept nogil:
+    """Bytes of scratch that one worker needs."""
+    cdef size_t lanes = panel_lanes(kind), block = min(key_block(kind), problem.n_keys)
+    cdef size_t numbers = (panels_per_item * panel_size(problem, kind)
+                           + block * (lanes + problem.head_dim + problem.value_dim)
+                           + lanes * max(problem.head_dim, problem.value_dim))
+    if problem.has_bias:
+        numbers += 3 * block * lanes
+    return numbers * sizeof(real)
+
+
+cdef void score_block(const Problem* problem, const Lanes* lanes, const real* panel, const real* k,
+                      Py_ssize_t k_stride, Py_ssize_t n_keys, bint keep_maximum, real* scores,
+                      real* maximum) noexcept nogil:
+    """scores (n_keys, lanes) = k (n_keys, D) @ panel (D, lanes), in tiles of nearly equal rows."""
+    cdef Py_ssize_t n_tiles = (n_keys + tile_rows - 1) // tile_rows
+    cdef Py_ssize_t rows = n_keys // n_tiles, longer = n_keys % n_tiles, tile, key = 0
+    for tile in range(n_tiles):
+        score_tile(<int>(rows + (tile < longer)), lanes.vectors, keep_maximum, scores + key * panel_lanes(scores),
+                   panel, k + key * k_stride, k_stride, problem.head_dim, maximum)
+        key += rows + (tile < longer)
+
+
+cdef void value_block(const Problem* problem, const Lanes* lanes, real* sums, const real* weights, const real* v,
+                      Py_ssize_t v_stride, Py_ssize_t n_keys, const real* rescale) noexcept nogil:
+    """sums (E, lanes) = sums * rescale + v (n_keys, E)^T @ weights (n_keys, lanes), in tiles of features."""
+    cdef Py_ssize_t n_tiles = (problem.value_dim + tile_rows - 1) // tile_rows, rows, longer, tile, feature = 0
+    if n_tiles == 0:
+        return
+    rows, longer = problem.value_dim // n_tiles, problem.value_dim % n_tiles
+    for tile in range(n_tiles):
+        value_tile(<int>(rows + (tile < longer)), lanes.vectors, sums + feature * panel_lanes(sums), weights,
+                   v + feature, v_stride, n_keys, rescale)
+        feature += rows + (tile < longer)
+
+
+cdef struct Block:                  # keys [start, end) and their rows, fetched
+    Py_ssize_t start, end, k_stride, v_stride
+    const void* k
+    const void* v
+    int finite                      # whether all values are finite: 1, 0, or -1 for not looked yet
+
+
+cdef void attend_block(const Problem* problem, const Entry* entry, const Lanes* lanes, real* panel, Block* block,
+                       real* scores, real* bias) noexcept nogil:
+    """One panel against one block of keys: scores, softmax, weighted sum."""
+    cdef Py_ssize_t start = max(block.start, lanes.lowest_first), end = min(block.end, lanes.highest_last)
+    cdef Py_ssize_t n_lanes = panel_lanes(panel), n_keys = end - start
+    cdef const real* k = <const real*>block.k + (start - block.start) * block.k_stride
+    cdef const real* v = <const real*>block.v + (start - block.start) * block.v_stride
+    cdef real* sums = panel + problem.head_dim * n_lanes
+    cdef real* maximum = sums + problem.value_dim * n_lanes
+    cdef real* previous = maximum + n_lanes
+    cdef real* total = previous + n_lanes
+    cdef real* rescale = total + n_lanes
+    cdef real* first = rescale + n_lanes
+    cdef real* last = first + n_lanes
+    cdef BlockContent content = block_open
+    cdef bint all_visible = start >= lanes.highest_first and end <= lanes.lowest_last
+    cdef Py_ssize_t lane
+    if n_keys <= 0:
+        return
+    if problem.has_bias:
+        content = build_bias(problem, entry, lanes, start, n_keys, bias, bias + n_keys * n_lanes,
+                             bias + 2 * n_keys * n_lanes)
+        if content == block_hidden:
+            return
+    memcpy(previous, maximum, n_lanes * sizeof(real))
+    if all_visible and content == block_open and problem.softcap == 0:
+        score_block(problem, lanes, panel, k, block.k_stride, n_keys, True, scores, maximum)
+        softmax_block(lanes.vectors, problem.base2, scores, n_keys, maximum, previous, total, rescale)
+        value_block(problem, lanes, sums, scores, v, block.v_stride, n_keys, rescale)
+        return
+    score_block(problem, lanes, panel, k, block.k_stride, n_keys, False, scores, maximum)
+    if problem.softcap != 0:
+        cap_scores(scores, n_keys, <real>problem.softcap)
+    if content == block_mixed:
+        add_bias(scores, bias, n_keys)
+    for lane in range(n_lanes):
+        first[lane] = <real>min(max(lanes.first[lane] - start, 0), n_keys)
+        last[lane] = <real>min(max(lanes.last[lane] - start, 0), n_keys)
+    if not all_visible:
+        exclude_outside(scores, 0, min(lanes.highest_first - start, n_keys), first, last)
+        exclude_outside(scores, max(lanes.lowest_last - start, 0), n_keys, first, last)
+    raise_maximum(maximum, scores, n_keys)
+    softmax_block(lanes.vectors, problem.base2, scores, n_keys, maximum, previous, total, rescale)
+    if block.finite < 0:
+        block.finite = all_finite(<const real*>block.v, block.v_stride, block.end - block.start, problem.value_dim)
+    if block.finite or (all_visible and content == block_open):
+        value_block(problem, lanes, sums, scores, v, block.v_stride, n_keys, rescale)
+    else:
+        value_selected(sums, scores, v, block.v_stride, n_keys, problem.value_dim, rescale, first, last,
+                       bias if content == block_mixed else NULL)
+
+
+cdef void attend_panels(const Problem* problem, const Entry* entry, Py_ssize_t kv_head, Py_ssize_t first_row,
+                        Py_ssize_t n_rows, real* scratch) noexcept nogil:
+    """Rows [first_row, first_row + panels_per_item panels) of the n_rows of one (entry, key/value head)."""
+    cdef Lanes lanes[panels_per_item]
+    cdef Block block
+    cdef int n_lanes = panel_lanes(scratch), n_panels = 0, panel
+    cdef Py_ssize_t size = panel_size(problem, scratch), block_size = min(key_block(scratch), problem.n_keys)
+    cdef Py_ssize_t lowest = PY_SSIZE_T_MAX, highest = 0, grid, n_keys
+    cdef real* scores = scratch + panels_per_item * size
+    cdef real* converted = scores + block_size * n_lanes    # (lanes, max(D, E)), queries in and results out
+    cdef real* key_rows = converted + n_lanes * max(problem.head_dim, problem.value_dim)
+    cdef real* value_rows = key_rows + block_size * problem.head_dim
+    cdef real* bias = value_rows + block_size * problem.value_dim
+    cdef real* state
+    while n_panels < panels_per_item and first_row + n_panels * n_lanes < n_rows:
+        state = scratch + n_panels * size
+        place_lanes(problem, entry, kv_head, first_row + n_panels * n_lanes, n_rows, n_lanes, &lanes[n_panels])
+        pack_queries(problem, entry, &lanes[n_panels], state, converted)
+        clear_panel(state + problem.head_dim * n_lanes, problem.value_dim)
+        lowest, highest = min(lowest, lanes[n_panels].lowest_first), max(highest, lanes[n_panels].highest_last)
+        n_panels += 1
+    grid = lowest - lowest % block_size if highest > 0 else 0   # the same grid of blocks for every item
+    while grid < highest:
+        block.start, block.end, block.finite = max(grid, lowest), min(grid + block_size, highest), -1
+        n_keys = block.end - block.start
+        block.k = fetch_rows(problem, &problem.k, entry, kv_head, block.start, n_keys, problem.head_dim, key_rows,
+                             &block.k_stride)
+        block.v = fetch_rows(problem, &problem.v, entry, kv_head, block.start, n_keys, problem.value_dim, value_rows,
+                             &block.v_stride)
+        for panel in range(n_panels):
+            attend_block(problem, entry, &lanes[panel], scratch + panel * size, &block, scores, bias)
+        grid += block_size
+    for panel in range(n_panels):
+        state = scratch + panel * size + problem.head_dim * n_lanes
+        finish_panel(problem, entry, &lanes[panel], state, state + problem.value_dim * n_lanes,
+                     state + (problem.value_dim + 2) * n_lanes, state + (problem.value_dim + 3) * n_lanes, converted)

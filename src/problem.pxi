@@ -1,0 +1,115 @@
+# What one call asks for, without Python: strided arrays, sizes, options. Strides are in bytes.
+#
+# Legend: an *entry* is one leading (batch) index or one member of a packed batch; a *row* is one query of one head.
+# The query rows of all `group` heads that share a key/value head form one list, query by query
+# (row = query * group + head in group), so that keys and values are read once for all of them.
+
+cdef enum:
+    max_lanes = 32                  # lanes of the widest panel: 2 x 16
+    panels_per_item = 4             # panels that share a key block while it is in cache
+
+cdef int64_t unbounded = 1 << 61    # a window side without a bound: sums of two of them still fit 64 bits
+
+cdef struct Tensor:
+    char* data                      # NULL: absent
+    Py_ssize_t entry, head, row, column
+    int kind
+    bint direct                     # computing type, unit stride, aligned: usable in place
+
+cdef struct Problem:
+    Tensor q, k, v, out             # (entries, H or K, N or S, D or E)
+    Tensor mask, bias               # (entries, H, N, S), stride 0 where broadcast
+    Tensor lse                      # (entries, H, N)
+    Py_ssize_t n_entries, n_heads, n_kv_heads, group
+    Py_ssize_t n_queries, n_keys, head_dim, value_dim
+    double scale, softcap           # softcap 0: off
+    bint has_bias                   # mask, bias or slopes given
+    bint base2                      # scores in units of log 2: nothing is added to them
+    int64_t left, right             # window around the diagonal, in keys
+    const int64_t* lengths          # (entries,) valid keys, or NULL
+    const int64_t* offsets          # (entries,) position of query 0 among the keys, or NULL: end-aligned
+    const int64_t* query_bounds     # (entries + 1,) rows of a packed batch, or NULL
+    const int64_t* key_bounds
+    const int64_t* pages            # (entries, pages_per_entry) page numbers, or NULL
+    Py_ssize_t pages_per_entry, page_size
+    const double* slopes            # (entries, H) ALiBi slopes, or NULL
+    const double* sinks             # (H,) or NULL
+
+cdef struct Entry:
+    Py_ssize_t index, n_queries, n_keys
+    Py_ssize_t first_query, first_key
+    int64_t offset                  # the key on query 0's diagonal
+
+
+cdef Tensor describe(char* data, Py_ssize_t* strides, int kind, Py_ssize_t item_size, bint in_place) noexcept nogil:
+    cdef Tensor tensor
+    tensor.data = data
+    tensor.entry, tensor.head, tensor.row, tensor.column = strides[0], strides[1], strides[2], strides[3]
+    tensor.kind = kind
+    tensor.direct = (in_place and tensor.column == item_size
+                     and (<size_t>data | <size_t>tensor.entry | <size_t>tensor.head | <size_t>tensor.row)
+                     % <size_t>item_size == 0)
+    return tensor
+
+
+cdef Entry entry_of(const Problem* problem, Py_ssize_t index) noexcept nogil:
+    cdef Entry entry
+    entry.index = index
+    entry.n_queries, entry.n_keys = problem.n_queries, problem.n_keys
+    entry.first_query = entry.first_key = 0
+    if problem.query_bounds != NULL:
+        entry.first_query = problem.query_bounds[index]
+        entry.n_queries = problem.query_bounds[index + 1] - entry.first_query
+        entry.first_key = problem.key_bounds[index]
+        entry.n_keys = problem.key_bounds[index + 1] - entry.first_key
+    if problem.lengths != NULL:
+        entry.n_keys = problem.lengths[index]
+    entry.offset = entry.n_keys - entry.n_queries
+    if problem.offsets != NULL:
+        entry.offset = problem.offsets[index]
+    return entry
+
+
+cdef inline void visible_keys(const Problem* problem, const Entry* entry, Py_ssize_t query,
+                              Py_ssize_t* first, Py_ssize_t* last) noexcept nogil:
+    """The keys [first, last) that causality, window and length leave to a query; 0, 0 when there are none."""
+    cdef int64_t diagonal = query + entry.offset
+    first[0] = max(<int64_t>0, diagonal - problem.left)
+    last[0] = min(<int64_t>entry.n_keys, diagonal + problem.right + 1)
+    if last[0] <= first[0]:
+        first[0] = last[0] = 0
+
+
+cdef inline char* row_of(const Tensor* tensor, Py_ssize_t entry, Py_ssize_t head, Py_ssize_t row) noexcept nogil:
+    return tensor.data + entry * tensor.entry + head * tensor.head + row * tensor.row
+
+
+cdef const real* fetch_rows(const Problem* problem, const Tensor* tensor, const Entry* entry, Py_ssize_t kv_head,
+                            Py_ssize_t first, Py_ssize_t count, Py_ssize_t width, real* scratch,
+                            Py_ssize_t* stride) noexcept nogil:
+    """Keys or values [first, first + count) as rows of the computing type, `stride` elements apart: in place when
+    the caller's array allows it, else converted into scratch (count, width)."""
+    cdef Py_ssize_t key, page
+    cdef char* start
+    if problem.pages == NULL:
+        start = row_of(tensor, entry.index, kv_head, entry.first_key + first)
+        if tensor.direct:
+            stride[0] = tensor.row // <Py_ssize_t>sizeof(real)
+            return <const real*>start
+        for key in range(count):
+            load_row(scratch + key * width, start + key * tensor.row, tensor.column, width, tensor.kind)
+    else:
+        page = -1
+        start = NULL
+        if tensor.direct and first // problem.page_size == (first + count - 1) // problem.page_size:
+            page = problem.pages[entry.index * problem.pages_per_entry + first // problem.page_size]
+            stride[0] = tensor.row // <Py_ssize_t>sizeof(real)
+            return <const real*>row_of(tensor, page, kv_head, first % problem.page_size)
+        for key in range(first, first + count):
+            if start == NULL or key % problem.page_size == 0:
+                page = problem.pages[entry.index * problem.pages_per_entry + key // problem.page_size]
+                start = row_of(tensor, page, kv_head, key % problem.page_size)
+            load_row(scratch + (key - first) * width, start, tensor.column, width, tensor.kind)
+            start += tensor.row
+    stride[0] = width
+    return scratch

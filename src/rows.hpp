@@ -1,0 +1,214 @@
+// Rows of the caller's arrays, of any element kind and stride, to and from rows of the computing type.
+#pragma once
+
+#include <cmath>
+
+#if defined(__F16C__)
+#include <immintrin.h>
+#endif
+
+#include "tiles.hpp"
+
+namespace {
+
+enum ElementKind : int { kind_float32 = 0, kind_float64 = 1, kind_float16 = 2, kind_bfloat16 = 3, kind_bool = 4 };
+
+template <typename T>
+constexpr int kind_of = sizeof(T) == 4 ? kind_float32 : kind_float64;
+
+FASTATTN_INLINE float float_from_bits(std::uint32_t bits) {
+    float x;
+    std::memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+FASTATTN_INLINE std::uint32_t bits_from_float(float x) {
+    std::uint32_t bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+// IEEE half to float by exponent re-biasing: normal numbers by adding 112 to the exponent, subnormal ones by
+// letting the float unit normalise (value * 2**-24), infinity and NaN by a second addition.
+FASTATTN_INLINE float float_from_half(std::uint16_t half) {
+    const std::uint32_t sign = std::uint32_t(half & 0x8000u) << 16, magnitude = half & 0x7fffu;
+    if (magnitude < 0x0400u) return float_from_bits(bits_from_float(float(magnitude) * 0x1p-24f) | sign);
+    return float_from_bits(((magnitude << 13) + (magnitude >= 0x7c00u ? 0x70000000u : 0x38000000u)) | sign);
+}
+
+// Float to half, nearest even. The addition of a power of two 13 bits above does the rounding of normal
+// numbers by carry; below 2**-14 adding 0.5 aligns the subnormal result with the float's last bits.
+FASTATTN_INLINE std::uint16_t half_from_float(float x) {
+    const std::uint32_t bits = bits_from_float(x);
+    const std::uint16_t sign = std::uint16_t((bits >> 16) & 0x8000u);
+    const std::uint32_t magnitude = bits & 0x7fffffffu;
+    if (magnitude > 0x7f800000u) return std::uint16_t(sign | 0x7e00u | ((magnitude >> 13) & 0x01ffu));
+    if (magnitude >= 0x47800000u) return std::uint16_t(sign | 0x7c00u);
+    if (magnitude < 0x38800000u)
+        return std::uint16_t(sign | (bits_from_float(float_from_bits(magnitude) + 0.5f) - 0x3f000000u));
+    return std::uint16_t(sign | ((magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13));
+}
+
+FASTATTN_INLINE float float_from_bfloat16(std::uint16_t x) { return float_from_bits(std::uint32_t(x) << 16); }
+
+FASTATTN_INLINE std::uint16_t bfloat16_from_float(float x) {
+    const std::uint32_t bits = bits_from_float(x);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return std::uint16_t((bits >> 16) | 0x0040u);
+    return std::uint16_t((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
+template <typename T, typename From, typename Convert>
+FASTATTN_INLINE void convert_row(T* to, const char* from, std::ptrdiff_t stride, std::ptrdiff_t count,
+                                 Convert convert) {
+    if (stride == std::ptrdiff_t(sizeof(From))) {
+        for (std::ptrdiff_t i = 0; i < count; ++i) {
+            From x;
+            std::memcpy(&x, from + i * std::ptrdiff_t(sizeof(From)), sizeof x);
+            to[i] = convert(x);
+        }
+    } else {
+        for (std::ptrdiff_t i = 0; i < count; ++i) {
+            From x;
+            std::memcpy(&x, from + i * stride, sizeof x);
+            to[i] = convert(x);
+        }
+    }
+}
+
+// A double beyond a float's range becomes the largest float, not infinity; infinities and NaN stay.
+template <typename T>
+FASTATTN_INLINE T narrow(double x) {
+    if constexpr (sizeof(T) == 4) {
+        constexpr double largest = std::numeric_limits<float>::max();
+        if (x > largest && std::isfinite(x)) return float(largest);
+        if (x < -largest && std::isfinite(x)) return float(-largest);
+    }
+    return T(x);
+}
+
+// to[0..count) = the row at `from`, elements `stride` bytes apart (any stride, any alignment).
+template <typename T>
+FASTATTN_NOINLINE void load_row(T* to, const char* from, std::ptrdiff_t stride, std::ptrdiff_t count, int kind) {
+    switch (kind) {
+        case kind_float32:
+            convert_row<T, float>(to, from, stride, count, [](float x) { return T(x); });
+            break;
+        case kind_float64:
+            convert_row<T, double>(to, from, stride, count, [](double x) { return narrow<T>(x); });
+            break;
+        case kind_bfloat16:
+            convert_row<T, std::uint16_t>(to, from, stride, count,
+                                          [](std::uint16_t x) { return T(float_from_bfloat16(x)); });
+            break;
+        case kind_bool:
+            convert_row<T, std::uint8_t>(to, from, stride, count, [](std::uint8_t x) {
+                return x ? T(0) : -std::numeric_limits<T>::infinity();
+            });
+            break;
+        default:
+#if defined(__F16C__)
+            if constexpr (sizeof(T) == 4) {
+                if (stride == 2) {
+                    std::ptrdiff_t i = 0;
+                    for (; i + 8 <= count; i += 8)
+                        _mm256_storeu_ps(to + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(from + 2 * i))));
+                    to += i, from += 2 * i, count -= i;
+                }
+            }
+#endif
+            convert_row<T, std::uint16_t>(to, from, stride, count,
+                                          [](std::uint16_t x) { return T(float_from_half(x)); });
+    }
+}
+
+template <typename To, typename T, typename Convert>
+FASTATTN_INLINE void store_converted(char* to, std::ptrdiff_t stride, const T* from, std::ptrdiff_t count,
+                                     Convert convert) {
+    for (std::ptrdiff_t i = 0; i < count; ++i) {
+        const To x = convert(from[i]);
+        std::memcpy(to + i * stride, &x, sizeof x);
+    }
+}
+
+// The row at `to`, elements `stride` bytes apart, = from[0..count), rounded to nearest even.
+template <typename T>
+FASTATTN_NOINLINE void store_row(char* to, std::ptrdiff_t stride, const T* from, std::ptrdiff_t count, int kind) {
+    switch (kind) {
+        case kind_float32:
+            store_converted<float>(to, stride, from, count, [](T x) { return float(x); });
+            break;
+        case kind_float64:
+            store_converted<double>(to, stride, from, count, [](T x) { return double(x); });
+            break;
+        case kind_bfloat16:
+            store_converted<std::uint16_t>(to, stride, from, count, [](T x) { return bfloat16_from_float(float(x)); });
+            break;
+        default:
+            store_converted<std::uint16_t>(to, stride, from, count, [](T x) { return half_from_float(float(x)); });
+    }
+}
+
+// Whether no element of rows (n_rows, n_columns), `stride` elements apart, is infinite or NaN: x - x is 0 for
+// finite numbers only, and a sum of zeros stays 0.
+template <typename T>
+FASTATTN_NOINLINE bool all_finite(const T* rows, std::ptrdiff_t stride, std::ptrdiff_t n_rows,
+                                  std::ptrdiff_t n_columns) {
+    Vector<T> found = broadcast<T>(T(0));
+    T rest = 0;
+    for (std::ptrdiff_t row = 0; row < n_rows; ++row) {
+        const T* at = rows + row * stride;
+        std::ptrdiff_t i = 0;
+        for (; i + lanes_of<T> <= n_columns; i += lanes_of<T>) {
+            const Vector<T> x = load(at + i);
+            found = found + (x - x);
+        }
+        for (; i < n_columns; ++i) rest += at[i] - at[i];
+    }
+    for (int lane = 0; lane < lanes_of<T>; ++lane) rest += found[lane];
+    return rest == T(0);
+}
+
+// panel (n_columns, lanes) = the rows (lanes of them, n_columns each, contiguous) transposed and multiplied.
+template <typename T, int LANES = panel_lanes_of<T>>
+FASTATTN_NOINLINE void pack_rows(T* panel, const T* const* rows, std::ptrdiff_t n_columns, T factor) {
+    constexpr int n = lanes_of<T>;
+    const Vector<T> scale = broadcast<T>(factor);
+    for (int group = 0; group < LANES; group += n) {
+        std::ptrdiff_t column = 0;
+        for (; column + n <= n_columns; column += n) {
+            Vector<T> square[n];
+            FASTATTN_UNROLL
+            for (int i = 0; i < n; ++i) square[i] = load(rows[group + i] + column);
+            transpose<T>(square);
+            FASTATTN_UNROLL
+            for (int i = 0; i < n; ++i) store(panel + (column + i) * LANES + group, square[i] * scale);
+        }
+        for (; column < n_columns; ++column)
+            for (int i = 0; i < n; ++i) panel[column * LANES + group + i] = rows[group + i][column] * factor;
+    }
+}
+
+// The reverse: rows[lane] (contiguous, n_rows of them are written) = factor[lane] * panel[:, lane].
+template <typename T, int LANES = panel_lanes_of<T>>
+FASTATTN_NOINLINE void unpack_rows(T* const* rows, int n_rows, const T* panel, std::ptrdiff_t n_columns,
+                                   const T* factor) {
+    constexpr int n = lanes_of<T>;
+    for (int group = 0; group < LANES && group < n_rows; group += n) {
+        const Vector<T> scale = load(factor + group);
+        std::ptrdiff_t column = 0;
+        for (; column + n <= n_columns; column += n) {
+            Vector<T> square[n];
+            FASTATTN_UNROLL
+            for (int i = 0; i < n; ++i) square[i] = load(panel + (column + i) * LANES + group) * scale;
+            transpose<T>(square);
+            FASTATTN_UNROLL
+            for (int i = 0; i < n; ++i)
+                if (group + i < n_rows) store(rows[group + i] + column, square[i]);
+        }
+        for (; column < n_columns; ++column)
+            for (int i = 0; i < n && group + i < n_rows; ++i)
+                rows[group + i][column] = panel[column * LANES + group + i] * factor[group + i];
+    }
+}
+
+}  // namespace

@@ -1,0 +1,204 @@
+// Online softmax over one block of scores, and what may be done to the scores before it. Lanes are queries and
+// stay independent: there is no horizontal reduction.
+#pragma once
+
+#include "tiles.hpp"
+
+namespace {
+
+// Raises maximum (lanes) to the largest of scores (n_keys, lanes). NaN scores are passed over: they come back
+// as NaN weights.
+template <typename T>
+FASTATTN_NOINLINE void raise_maximum(T* maximum, const T* scores, std::ptrdiff_t n_keys) {
+    FASTATTN_UNROLL
+    for (int c = 0; c < panel_vectors; ++c) {
+        Vector<T> top = load(maximum + c * lanes_of<T>);
+        for (std::ptrdiff_t key = 0; key < n_keys; ++key)
+            top = larger<T>(load(scores + key * panel_lanes_of<T> + c * lanes_of<T>), top);
+        store(maximum + c * lanes_of<T>, top);
+    }
+}
+
+// scores (n_keys, lanes) become weights exp(score - maximum); total and rescale are brought up to date.
+// Scores are in units of log 2 when `base2`, natural units otherwise: then the difference is multiplied by log2(e)
+// after the subtraction, so that a finite score can be as large as its type allows.
+// A lane whose maximum is still -inf has seen nothing; its reference is 0, so its weights are 0 and not NaN.
+template <typename T, int VECTORS, bool BASE2>
+FASTATTN_NOINLINE void exponentiate(T* scores, std::ptrdiff_t n_keys, T* maximum, const T* previous, T* total,
+                                    T* rescale) {
+    constexpr int n = lanes_of<T>;
+    const Vector<T> log2e = broadcast<T>(T(1.442695040888963407));
+    const Vector<T> lowest = broadcast<T>(minus_infinity<T>), zero = broadcast<T>(T(0));
+    Vector<T> reference[VECTORS], sum[2][VECTORS] = {};
+    FASTATTN_UNROLL
+    for (int c = 0; c < VECTORS; ++c) {
+        const Vector<T> top = load(maximum + c * n);
+        reference[c] = select<T>(top == lowest, zero, top);
+    }
+    std::ptrdiff_t key = 0;
+    for (; key + 2 <= n_keys; key += 2) {
+        FASTATTN_UNROLL
+        for (int r = 0; r < 2; ++r) {
+            FASTATTN_UNROLL
+            for (int c = 0; c < VECTORS; ++c) {
+                T* at = scores + (key + r) * panel_lanes_of<T> + c * n;
+                Vector<T> x = load(at) - reference[c];
+                if constexpr (!BASE2) x = x * log2e;
+                const Vector<T> weight = exp2_nonpositive<T>(x);
+                store(at, weight);
+                sum[r][c] = sum[r][c] + weight;
+            }
+        }
+    }
+    if (key < n_keys) {
+        FASTATTN_UNROLL
+        for (int c = 0; c < VECTORS; ++c) {
+            T* at = scores + key * panel_lanes_of<T> + c * n;
+            Vector<T> x = load(at) - reference[c];
+            if constexpr (!BASE2) x = x * log2e;
+            const Vector<T> weight = exp2_nonpositive<T>(x);
+            store(at, weight);
+            sum[0][c] = sum[0][c] + weight;
+        }
+    }
+    FASTATTN_UNROLL
+    for (int c = 0; c < VECTORS; ++c) {
+        Vector<T> x = load(previous + c * n) - reference[c];
+        if constexpr (!BASE2) x = x * log2e;
+        const Vector<T> factor = exp2_nonpositive<T>(x);
+        store(rescale + c * n, factor);
+        store(total + c * n, load(total + c * n) * factor + (sum[0][c] + sum[1][c]));
+    }
+}
+
+template <typename T>
+inline void softmax_block(int vectors, bool base2, T* scores, std::ptrdiff_t n_keys, T* maximum, const T* previous,
+                          T* total, T* rescale) {
+    if (vectors == 1) {
+        if (base2)
+            exponentiate<T, 1, true>(scores, n_keys, maximum, previous, total, rescale);
+        else
+            exponentiate<T, 1, false>(scores, n_keys, maximum, previous, total, rescale);
+    } else {
+        if (base2)
+            exponentiate<T, 2, true>(scores, n_keys, maximum, previous, total, rescale);
+        else
+            exponentiate<T, 2, false>(scores, n_keys, maximum, previous, total, rescale);
+    }
+}
+
+// scores (n_keys, lanes) become -inf where key is outside [first[lane], last[lane]), bounds
+// that are numbers of at most the block's size, exact in any floating type.
+template <typename T>
+FASTATTN_NOINLINE void exclude_outside(T* scores, std::ptrdiff_t from_key, std::ptrdiff_t to_key, const T* first,
+                                       const T* last) {
+    const Vector<T> lowest = broadcast<T>(minus_infinity<T>);
+    FASTATTN_UNROLL
+    for (int c = 0; c < panel_vectors; ++c) {
+        const Vector<T> low = load(first + c * lanes_of<T>), high = load(last + c * lanes_of<T>);
+        for (std::ptrdiff_t key = from_key; key < to_key; ++key) {
+            T* at = scores + key * panel_lanes_of<T> + c * lanes_of<T>;
+            const Vector<T> position = broadcast<T>(T(key));
+            store(at, select<T>((position >= low) & (position < high), load(at), lowest));
+        }
+    }
+}
+
+// scores = cap * tanh(scores / cap)
+template <typename T>
+FASTATTN_NOINLINE void cap_scores(T* scores, std::ptrdiff_t n_keys, T cap) {
+    const Vector<T> limit = broadcast<T>(cap);
+    for (std::ptrdiff_t i = 0; i < n_keys * panel_lanes_of<T>; i += lanes_of<T>)
+        store(scores + i, limit * tanh_of<T>(load(scores + i) / limit));
+}
+
+// scores + bias where the bias is finite; -inf, whatever the score, where the bias is -inf (excluded). A finite
+// sum that would overflow stays at the largest finite number, so finfo.min is an ordinary bias. When two biases are
+// combined, -inf in either excludes.
+template <typename T, bool COMBINE>
+FASTATTN_NOINLINE void add_bias_block(T* scores, const T* bias, std::ptrdiff_t n_keys) {
+    const Vector<T> lowest = broadcast<T>(minus_infinity<T>), highest = broadcast<T>(-minus_infinity<T>);
+    const Vector<T> largest = broadcast<T>(std::numeric_limits<T>::max());
+    const Vector<T> smallest = broadcast<T>(std::numeric_limits<T>::lowest());
+    for (std::ptrdiff_t i = 0; i < n_keys * panel_lanes_of<T>; i += lanes_of<T>) {
+        const Vector<T> score = load(scores + i), added = load(bias + i);
+        Vector<T> sum = score + added;
+        sum = select<T>((sum == lowest) & (score > lowest), smallest, sum);
+        sum = select<T>((sum == highest) & (score < highest) & (added < highest), largest, sum);
+        sum = select<T>(added == lowest, lowest, sum);
+        if constexpr (COMBINE) sum = select<T>(score == lowest, lowest, sum);
+        store(scores + i, sum);
+    }
+}
+
+template <typename T>
+inline void add_bias(T* scores, const T* bias, std::ptrdiff_t n_keys) {
+    add_bias_block<T, false>(scores, bias, n_keys);
+}
+
+template <typename T>
+inline void combine_bias(T* block, const T* bias, std::ptrdiff_t n_keys) {
+    add_bias_block<T, true>(block, bias, n_keys);
+}
+
+// bias (n_keys, lanes) += (or = when `begin`) -slope * |distance - key|, lane by lane.
+template <typename T>
+FASTATTN_NOINLINE void add_slopes(T* bias, bool begin, std::ptrdiff_t n_keys, const T* slopes, const T* distance) {
+    for (int lane = 0; lane < panel_lanes_of<T>; lane += lanes_of<T>) {
+        const Vector<T> slope = load(slopes + lane), from = load(distance + lane);
+        for (std::ptrdiff_t key = 0; key < n_keys; ++key) {
+            T* at = bias + key * panel_lanes_of<T> + lane;
+            const Vector<T> before = begin ? broadcast<T>(T(0)) : load(at);
+            store(at, before - slope * absolute<T>(from - broadcast<T>(T(key))));
+        }
+    }
+}
+
+// Whether every number of block (n_keys, lanes) is `value`.
+template <typename T>
+FASTATTN_NOINLINE bool all_equal(const T* block, std::ptrdiff_t n_keys, T value) {
+    const Vector<T> wanted = broadcast<T>(value), zero = broadcast<T>(T(0)), one = broadcast<T>(T(1));
+    Vector<T> same = one;
+    for (std::ptrdiff_t i = 0; i < n_keys * panel_lanes_of<T>; i += lanes_of<T>)
+        same = select<T>(load(block + i) == wanted, same, zero);
+    for (int lane = 0; lane < lanes_of<T>; ++lane)
+        if (same[lane] == T(0)) return false;
+    return true;
+}
+
+// Before the first block: no sums, no total, a maximum of -inf. State follows sums (n_features, lanes): maximum,
+// previous maximum, total.
+template <typename T>
+inline void clear_panel(T* sums, std::ptrdiff_t n_features) {
+    const std::ptrdiff_t lanes = panel_lanes_of<T>, end = n_features * lanes;
+    for (std::ptrdiff_t i = 0; i < end; ++i) sums[i] = 0;
+    for (std::ptrdiff_t i = 0; i < 2 * lanes; ++i) sums[end + i] = minus_infinity<T>;
+    for (std::ptrdiff_t i = 2 * lanes; i < 3 * lanes; ++i) sums[end + i] = 0;
+}
+
+// As value_tile, for a block whose values hold NaN or infinity while some keys are excluded: an excluded key adds
+// nothing, not even 0 * NaN. bias may be null.
+template <typename T>
+FASTATTN_NOINLINE void value_selected(T* sums, const T* weights, const T* v, std::ptrdiff_t v_stride,
+                                      std::ptrdiff_t n_keys, std::ptrdiff_t n_features, const T* rescale,
+                                      const T* first, const T* last, const T* bias) {
+    constexpr int lanes = panel_lanes_of<T>;
+    const Vector<T> lowest = broadcast<T>(minus_infinity<T>), zero = broadcast<T>(T(0));
+    for (int lane = 0; lane < lanes; lane += lanes_of<T>) {
+        const Vector<T> low = load(first + lane), high = load(last + lane), factor = load(rescale + lane);
+        for (std::ptrdiff_t feature = 0; feature < n_features; ++feature) {
+            Vector<T> sum = zero;
+            for (std::ptrdiff_t key = 0; key < n_keys; ++key) {
+                const Vector<T> position = broadcast<T>(T(key));
+                const Vector<T> product = load(weights + key * lanes + lane) * broadcast(v[key * v_stride + feature]);
+                Vector<T> added = select<T>((position >= low) & (position < high), product, zero);
+                if (bias) added = select<T>(load(bias + key * lanes + lane) == lowest, zero, added);
+                sum = sum + added;
+            }
+            T* at = sums + feature * lanes + lane;
+            store(at, load(at) * factor + sum);
+        }
+    }
+}
+
+}  // namespace

@@ -1,0 +1,44 @@
+# The C++ tiles as Cython sees them. Shapes stand beside the definitions, in the headers.
+
+cdef extern from "isa.hpp" nogil:
+    const char* isa_name
+    const int vector_bytes
+    const bint has_vector_extension
+
+cdef extern from "tiles.hpp" nogil:
+    const int tile_rows
+    int panel_lanes[T](const T* kind)
+    void score_tile[T](int rows, int vectors, bint keep_maximum, T* scores, const T* panel, const T* k,
+                       Py_ssize_t k_stride, Py_ssize_t head_dim, T* maximum)
+    void value_tile[T](int rows, int vectors, T* sums, const T* weights, const T* v, Py_ssize_t v_stride,
+                       Py_ssize_t n_keys, const T* rescale)
+
+cdef extern from "softmax.hpp" nogil:
+    void raise_maximum[T](T* maximum, const T* scores, Py_ssize_t n_keys)
+    void softmax_block[T](int vectors, bint base2, T* scores, Py_ssize_t n_keys, T* maximum, const T* previous,
+                          T* total, T* rescale)
+    void exclude_outside[T](T* scores, Py_ssize_t from_key, Py_ssize_t to_key, const T* first, const T* last)
+    void value_selected[T](T* sums, const T* weights, const T* v, Py_ssize_t v_stride, Py_ssize_t n_keys,
+                           Py_ssize_t n_features, const T* rescale, const T* first, const T* last, const T* bias)
+    void cap_scores[T](T* scores, Py_ssize_t n_keys, T cap)
+    void add_bias[T](T* scores, const T* bias, Py_ssize_t n_keys)
+    void combine_bias[T](T* block, const T* bias, Py_ssize_t n_keys)
+    void add_slopes[T](T* bias, bint begin, Py_ssize_t n_keys, const T* slopes, const T* distance)
+    bint all_equal[T](const T* block, Py_ssize_t n_keys, T value)
+    void clear_panel[T](T* sums, Py_ssize_t n_features)
+
+cdef extern from "rows.hpp" nogil:
+    int kind_float32, kind_float64, kind_float16, kind_bfloat16, kind_bool
+    void load_row[T](T* to, const char* source, Py_ssize_t stride, Py_ssize_t count, int kind)
+    void store_row[T](char* to, Py_ssize_t stride, const T* source, Py_ssize_t count, int kind)
+    bint all_finite[T](const T* rows, Py_ssize_t stride, Py_ssize_t n_rows, Py_ssize_t n_columns)
+    void pack_rows[T](T* panel, const T** rows, Py_ssize_t n_columns, T factor)
+    void unpack_rows[T](T** rows, int n_rows, const T* panel, Py_ssize_t n_columns, const T* factor)
+
+cdef extern from "parallel.hpp" nogil:
+    cdef cppclass ItemCounter:
+        Py_ssize_t take()
+    const bint has_openmp
+    int openmp_max_threads()
+    void* allocate_scratch(size_t size)
+    void free_scratch(void* memory)

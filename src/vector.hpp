@@ -1,0 +1,226 @@
+// One SIMD register as a value type: load, store, arithmetic, select, transpose.
+//
+// With GCC and Clang it is the compiler's vector extension, so one source serves SSE2, AVX2, AVX-512 and
+// NEON. Elsewhere (MSVC) a struct of plain loops has the same operators.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+#include "isa.hpp"
+
+namespace {
+
+template <typename T>
+constexpr int lanes_of = vector_bytes / int(sizeof(T));
+
+template <typename T>
+struct integer_of;
+template <>
+struct integer_of<float> {
+    using type = std::int32_t;
+};
+template <>
+struct integer_of<double> {
+    using type = std::int64_t;
+};
+
+#if FASTATTN_VECTOR_EXTENSION
+
+template <typename T>
+struct vector_of {
+    typedef T type __attribute__((vector_size(vector_bytes)));
+    typedef typename integer_of<T>::type integer __attribute__((vector_size(vector_bytes)));
+};
+template <typename T>
+using Vector = typename vector_of<T>::type;
+template <typename T>
+using IntegerVector = typename vector_of<T>::integer;
+
+template <typename T>
+FASTATTN_INLINE Vector<T> select(IntegerVector<T> condition, Vector<T> yes, Vector<T> no) {
+    return condition ? yes : no;
+}
+
+template <typename T>
+FASTATTN_INLINE IntegerVector<T> bits_of(Vector<T> x) {
+    return (IntegerVector<T>)x;
+}
+
+template <typename T>
+FASTATTN_INLINE Vector<T> from_bits(IntegerVector<T> x) {
+    return (Vector<T>)x;
+}
+
+// (a > b) ? a : b in this order is one max instruction on x86: b when either is NaN.
+template <typename T>
+FASTATTN_INLINE Vector<T> larger(Vector<T> a, Vector<T> b) {
+    return a > b ? a : b;
+}
+
+#else
+
+template <typename T>
+struct IntegerLanes {
+    typename integer_of<T>::type x[lanes_of<T>];
+};
+template <typename T>
+struct Vector {
+    T x[lanes_of<T>];
+    T& operator[](int lane) { return x[lane]; }
+    T operator[](int lane) const { return x[lane]; }
+};
+template <typename T>
+using IntegerVector = IntegerLanes<T>;
+
+#define FASTATTN_ARITHMETIC(OP)                                                        \
+    template <typename T>                                                              \
+    inline Vector<T> operator OP(const Vector<T>& a, const Vector<T>& b) {             \
+        Vector<T> r;                                                                   \
+        for (int i = 0; i < lanes_of<T>; ++i) r.x[i] = a.x[i] OP b.x[i];               \
+        return r;                                                                      \
+    }
+#define FASTATTN_COMPARISON(OP)                                                        \
+    template <typename T>                                                              \
+    inline IntegerLanes<T> operator OP(const Vector<T>& a, const Vector<T>& b) {       \
+        IntegerLanes<T> r;                                                             \
+        for (int i = 0; i < lanes_of<T>; ++i) r.x[i] = a.x[i] OP b.x[i] ? -1 : 0;      \
+        return r;                                                                      \
+    }
+#define FASTATTN_BITWISE(OP)                                                           \
+    template <typename T>                                                              \
+    inline IntegerLanes<T> operator OP(const IntegerLanes<T>& a, const IntegerLanes<T>& b) { \
+        IntegerLanes<T> r;                                                             \
+        for (int i = 0; i < lanes_of<T>; ++i) r.x[i] = a.x[i] OP b.x[i];               \
+        return r;                                                                      \
+    }
+FASTATTN_ARITHMETIC(+)
+FASTATTN_ARITHMETIC(-)
+FASTATTN_ARITHMETIC(*)
+FASTATTN_ARITHMETIC(/)
+FASTATTN_COMPARISON(<)
+FASTATTN_COMPARISON(>)
+FASTATTN_COMPARISON(<=)
+FASTATTN_COMPARISON(>=)
+FASTATTN_COMPARISON(==)
+FASTATTN_BITWISE(&)
+FASTATTN_BITWISE(|)
+#undef FASTATTN_ARITHMETIC
+#undef FASTATTN_COMPARISON
+#undef FASTATTN_BITWISE
+
+template <typename T>
+inline IntegerLanes<T> operator<<(const IntegerLanes<T>& a, int shift) {
+    IntegerLanes<T> r;
+    for (int i = 0; i < lanes_of<T>; ++i)
+        r.x[i] = typename integer_of<T>::type(std::uint64_t(a.x[i]) << shift);
+    return r;
+}
+
+template <typename T>
+inline Vector<T> select(const IntegerVector<T>& condition, const Vector<T>& yes, const Vector<T>& no) {
+    Vector<T> r;
+    for (int i = 0; i < lanes_of<T>; ++i) r.x[i] = condition.x[i] ? yes.x[i] : no.x[i];
+    return r;
+}
+
+template <typename T>
+inline IntegerVector<T> bits_of(const Vector<T>& x) {
+    IntegerVector<T> r;
+    std::memcpy(&r, &x, sizeof r);
+    return r;
+}
+
+template <typename T>
+inline Vector<T> from_bits(const IntegerVector<T>& x) {
+    Vector<T> r;
+    std::memcpy(&r, &x, sizeof r);
+    return r;
+}
+
+template <typename T>
+inline Vector<T> larger(const Vector<T>& a, const Vector<T>& b) {
+    return select<T>(a > b, a, b);
+}
+
+#endif
+
+template <typename T>
+FASTATTN_INLINE Vector<T> load(const T* from) {
+    Vector<T> r;
+    std::memcpy(&r, from, sizeof r);
+    return r;
+}
+
+template <typename T>
+FASTATTN_INLINE void store(T* to, const Vector<T>& x) {
+    std::memcpy(to, &x, sizeof x);
+}
+
+template <typename T>
+FASTATTN_INLINE Vector<T> broadcast(T x) {
+#if FASTATTN_VECTOR_EXTENSION
+    return x - Vector<T>{};
+#else
+    Vector<T> r;
+    for (int i = 0; i < lanes_of<T>; ++i) r.x[i] = x;
+    return r;
+#endif
+}
+
+// ---- transposition of a LANES x LANES square held in LANES registers: log2(LANES) stages of two-source
+// shuffles, each exchanging the off-diagonal halves of blocks of 2*HALF.
+
+#if FASTATTN_VECTOR_EXTENSION
+
+#if defined(__clang__)
+template <typename T, int HALF, bool UPPER, std::size_t... LANE>
+FASTATTN_INLINE Vector<T> exchange(Vector<T> a, Vector<T> b, std::index_sequence<LANE...>) {
+    constexpr int n = lanes_of<T>;
+    return __builtin_shufflevector(
+        a, b, ((int(LANE) & HALF) ? n + int(LANE) - (UPPER ? 0 : HALF) : int(LANE) + (UPPER ? HALF : 0))...);
+}
+#else
+template <typename T, int HALF, bool UPPER, std::size_t... LANE>
+FASTATTN_INLINE Vector<T> exchange(Vector<T> a, Vector<T> b, std::index_sequence<LANE...>) {
+    constexpr int n = lanes_of<T>;
+    return __builtin_shuffle(
+        a, b,
+        IntegerVector<T>{
+            ((int(LANE) & HALF) ? n + int(LANE) - (UPPER ? 0 : HALF) : int(LANE) + (UPPER ? HALF : 0))...});
+}
+#endif
+
+template <typename T, int HALF>
+FASTATTN_INLINE void transpose_stages(Vector<T> (&rows)[lanes_of<T>]) {
+    if constexpr (HALF > 0) {
+        constexpr auto all = std::make_index_sequence<std::size_t(lanes_of<T>)>{};
+        FASTATTN_UNROLL
+        for (int i = 0; i < lanes_of<T>; ++i) {
+            if (i & HALF) continue;
+            const Vector<T> a = rows[i], b = rows[i + HALF];
+            rows[i] = exchange<T, HALF, false>(a, b, all);
+            rows[i + HALF] = exchange<T, HALF, true>(a, b, all);
+        }
+        transpose_stages<T, HALF / 2>(rows);
+    }
+}
+
+template <typename T>
+FASTATTN_INLINE void transpose(Vector<T> (&rows)[lanes_of<T>]) {
+    transpose_stages<T, lanes_of<T> / 2>(rows);
+}
+
+#else
+
+template <typename T>
+inline void transpose(Vector<T> (&rows)[lanes_of<T>]) {
+    for (int i = 0; i < lanes_of<T>; ++i)
+        for (int j = 0; j < i; ++j) std::swap(rows[i].x[j], rows[j].x[i]);
+}
+
+#endif
+
+}  // namespace
