@@ -1,0 +1,172 @@
+"""`attention`: check, allocate, call."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, overload
+
+import numpy as np
+
+from fastattn._arrays import FLOAT32, Array, check_out
+from fastattn._call import call_over_leading, lse_dtype
+from fastattn._checks import check_arrays, check_options
+from fastattn._dispatch import kernel
+from fastattn._options import check_flag, check_scale
+from fastattn._threads import get_num_threads, threads_of
+
+
+@overload
+def attention(q: Any, k: Any, v: Any, *, return_lse: Literal[False] = False, **options: Any) -> Array: ...
+@overload
+def attention(q: Any, k: Any, v: Any, *, return_lse: Literal[True], **options: Any) -> tuple[Array, Array]: ...
+
+
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    mask: Any = None,
+    bias: Any = None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    q_offset: Any = None,
+    kv_lens: Any = None,
+    block_table: Any = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    alibi_slopes: Any = None,
+    sinks: Any = None,
+    out: Array | None = None,
+    return_lse: bool = False,
+    num_threads: int | None = None,
+) -> Array | tuple[Array, Array]:
+    """Exact scaled dot-product attention, ``softmax(scale * q @ k.T) @ v`` per head.
+
+    Scores, softmax and weighted sum are computed block by block (online softmax: Milakov and Gimelshein, 2018;
+    tiling as in Dao et al., FlashAttention, 2022), so no array of N x S numbers exists.
+
+    Parameters
+    ----------
+    q : array_like, shape (..., H, N, D)
+        Queries. 2-D is one head (N, D); 3-D is (H, N, D). Any strides; other layouts come as views, such as
+        ``x.swapaxes(1, 2)`` of (B, N, H, D). float32, float64, float16 or bfloat16 (ml_dtypes); integers and
+        lists become float64.
+    k : array_like, shape (..., K, S, D)
+        Keys. ``H % K == 0``: query head h reads key/value head ``h // (H // K)``. The dtype of q, or a half type
+        with float32 q.
+    v : array_like, shape (..., K, S, E)
+        Values, of k's dtype. Leading axes of q, k and v broadcast.
+    mask : array_like, broadcastable to (..., H, N, S), optional
+        bool: True where a query may attend. Float: added to the scores; -inf excludes.
+    bias : array_like, broadcastable to (..., H, N, S), optional
+        Floats added to the scores, beside mask; -inf excludes.
+    causal : bool, default False
+        Query i sees key j iff ``j <= i + q_offset``. With N = 2, S = 4::
+
+            1 1 1 0
+            1 1 1 1
+    window : (left, right), optional
+        Distances around the same diagonal that are visible, inclusive; -1 or None is unbounded.
+    q_offset : int or integer array of the leading shape, optional
+        Position of query 0 among the keys. Default ``S - N`` (per entry ``kv_lens - N``): the last query sees the
+        last key.
+    kv_lens : int or integer array of the leading shape, optional
+        Number of valid keys per entry; the rest is never read.
+    block_table : integer array, shape (..., max_pages), optional
+        k and v are pages (P, K, page, D) and (P, K, page, E); an entry's keys are its pages in this order. Needs
+        kv_lens.
+    scale : float, optional
+        Factor of the scores. Default ``1 / sqrt(D)`` (1 when D is 0).
+    softcap : float, optional
+        Scores become ``softcap * tanh(score / softcap)`` before anything is added. None or 0 is off.
+    alibi_slopes : array_like, shape (H,) or (..., H), optional
+        Adds ``-slope * abs(i + q_offset - j)`` (Press et al., 2021).
+    sinks : array_like, shape (H,), optional
+        One more logit per query head, in the softmax's denominator only.
+    out : ndarray, shape (..., H, N, E), optional
+        Where to write the result: exact shape, q's dtype, any strides, no overlap with an input.
+    return_lse : bool, default False
+        Also return the log-sum-exp of each row.
+    num_threads : int, optional
+        At most so many threads. Default `get_num_threads`. The result does not depend on it.
+
+    Returns
+    -------
+    out : ndarray, shape (..., H, N, E)
+        In q's dtype, computed in float32 (float64 for float64). A query that may see nothing gives 0.
+    lse : ndarray, shape (..., H, N)
+        Only with return_lse: natural log of the softmax's denominator, float32 (float64 for float64); -inf where
+        a query sees nothing.
+
+    Raises
+    ------
+    TypeError
+        For a kind or dtype that is not allowed.
+    ValueError
+        For a shape or value that is not allowed. Nothing is written to out when a call raises.
+
+    Examples
+    --------
+    >>> import numpy as np, fastattn
+    >>> q = np.array([[1.0, 0.0], [0.0, 1.0]])
+    >>> fastattn.attention(q, q, np.eye(2), scale=1.0).round(4)
+    array([[0.7311, 0.2689],
+           [0.2689, 0.7311]])
+    """
+    if (
+        type(q) is type(k) is type(v) is np.ndarray
+        and q.dtype is k.dtype is v.dtype is FLOAT32
+        and q.ndim == k.ndim == v.ndim == 4
+        and mask is bias is window is q_offset is kv_lens is block_table is softcap is alibi_slopes is sinks is None
+        and scale is out is num_threads is None
+        and causal is return_lse is False
+    ):  # the common call pays for nothing else
+        n_entries, n_heads, n_queries, head_dim = q.shape
+        shape = k.shape
+        n_kv_heads = shape[1]
+        if (
+            shape == (n_entries, n_kv_heads, shape[2], head_dim)
+            and v.shape[:3] == shape[:3]
+            and head_dim
+            and n_kv_heads
+            and n_heads % n_kv_heads == 0
+        ):
+            result = np.empty((n_entries, n_heads, n_queries, v.shape[3]), FLOAT32)
+            kernel.attention_float32(q, k, v, result, None, head_dim**-0.5, get_num_threads(), None)
+            return result
+    causal = check_flag("causal", causal)
+    return_lse = check_flag("return_lse", return_lse)
+    num_threads = threads_of(num_threads)
+    checked = check_arrays(q, k, v, paged=block_table is not None)
+    options = check_options(
+        checked,
+        mask=mask,
+        bias=bias,
+        causal=causal,
+        window=window,
+        q_offset=q_offset,
+        kv_lens=kv_lens,
+        block_table=block_table,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        sinks=sinks,
+    )
+    factor = check_scale(scale, checked.q.shape[-1])
+    inputs = {"q": checked.q, "k": checked.k, "v": checked.v, "mask": options.mask, "bias": options.bias}
+    if out is None:
+        result = np.empty(checked.out_shape, checked.q.dtype)
+    else:
+        result = check_out(out, checked.out_shape, checked.q.dtype, inputs)
+    lse = np.empty(checked.out_shape[:-1], lse_dtype(checked.q.dtype)) if return_lse else None
+    heads = (slice(None),) if checked.q.ndim == len(checked.out_shape) else (None,)
+    call_over_leading(
+        checked.q,
+        checked.k,
+        checked.v,
+        result[heads],
+        None if lse is None else lse[heads],
+        factor,
+        num_threads,
+        options,
+    )
+    return result if lse is None else (result, lse)

@@ -1,0 +1,84 @@
+"""From checked arrays to one kernel call: axes, dtypes, threads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from fastattn._arrays import FLOAT32, FLOAT64, Array, bits_view, float_kind, is_half, leading_collapses
+from fastattn._dispatch import kernel
+from fastattn._options import Options
+
+
+def call_kernel(
+    q: Array, k: Array, v: Array, out: Array, lse: Array | None, scale: float, num_threads: int, options: Options | None
+) -> None:
+    """One call on 4-D arrays (entries, heads, rows, features), whatever their dtypes."""
+    if q.dtype == FLOAT32 and k.dtype == FLOAT32:
+        kernel.attention_float32(q, k, v, out, lse, scale, num_threads, options)
+    elif q.dtype == FLOAT64:
+        kernel.attention_float64(q, k, v, out, lse, scale, num_threads, options)
+    else:
+        function = kernel.attention_half if is_half(q.dtype) else kernel.attention_float32_half
+        arrays = [bits_view(x) for x in (q, k, v, out)]
+        function(*arrays, lse, scale, num_threads, float_kind(k.dtype) == "bfloat16", options)
+
+
+def lse_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    return FLOAT64 if dtype == FLOAT64 else FLOAT32
+
+
+def _one_entry_axis(array: Array | None, n_core: int) -> Array | None:
+    return None if array is None else array.reshape(-1, *array.shape[-n_core:])
+
+
+def call_over_leading(
+    q: Array, k: Array, v: Array, out: Array, lse: Array | None, scale: float, num_threads: int, options: Options | None
+) -> None:
+    """A call on arrays with any leading axes, all of the same leading shape (k and v of a paged call excepted).
+
+    Leading axes that are one axis in memory become one; others are looped over, so that nothing is copied.
+    """
+    lead = q.shape[:-3]
+    paged = options is not None and options.pages is not None
+    extra = [] if options is None else [x for x in (options.mask, options.bias) if x is not None]
+    arrays = [q, out, *extra] if paged else [q, k, v, out, *extra]
+    if len(lead) <= 1 or all(leading_collapses(x, 3) for x in arrays):
+        flat = [x.reshape(-1, *x.shape[-3:]) if x.ndim != 4 else x for x in (q, out)]
+        keys = [x if paged or x.ndim == 4 else x.reshape(-1, *x.shape[-3:]) for x in (k, v)]
+        if options is not None and lead != (1,):
+            options = replace(
+                options, mask=_one_entry_axis(options.mask, 3), bias=_one_entry_axis(options.bias, 3)
+            )
+        call_kernel(flat[0], *keys, flat[1], _one_entry_axis(lse, 2), scale, num_threads, options)
+        return
+    for outer in range(lead[0]):
+        call_over_leading(
+            q[outer],
+            k if paged else k[outer],
+            v if paged else v[outer],
+            out[outer],
+            None if lse is None else lse[outer],
+            scale,
+            num_threads,
+            None if options is None else _entries_of(options, outer, lead[0]),
+        )
+
+
+def _entries_of(options: Options, outer: int, n_outer: int) -> Options:
+    """The options of one index of the outermost leading axis."""
+
+    def part(array: Array | None) -> Array | None:
+        return None if array is None else array.reshape(n_outer, -1, *array.shape[1:])[outer]
+
+    return replace(
+        options,
+        lengths=part(options.lengths),
+        offsets=part(options.offsets),
+        pages=part(options.pages),
+        slopes=part(options.slopes),
+        mask=None if options.mask is None else options.mask[outer],
+        bias=None if options.bias is None else options.bias[outer],
+    )

@@ -1,0 +1,94 @@
+"""Attention over a feature axis that holds all heads side by side."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy as np
+
+from fastattn._arrays import Array, as_floats
+from fastattn._attention import attention
+
+
+def _head_count(name: str, value: Any) -> int:
+    try:
+        count = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, got {value!r}") from None
+    if count < 1:
+        raise ValueError(f"{name} must be at least 1, got {count}")
+    return count
+
+
+def _split(name: str, array: Array, n_heads: int) -> Array:
+    """(..., n, heads * d) as (..., heads, n, d), a view."""
+    if array.ndim < 2:
+        raise ValueError(f"{name} must have shape (..., rows, features), got {array.shape}")
+    if array.shape[-1] % n_heads:
+        raise ValueError(f"{name}'s {array.shape[-1]} features must divide into {n_heads} heads")
+    return array.reshape(*array.shape[:-1], n_heads, array.shape[-1] // n_heads).swapaxes(-2, -3)
+
+
+def multi_head_attention(
+    q: Any, k: Any, v: Any, num_heads: int, *, num_kv_heads: int | None = None, **options: Any
+) -> Any:
+    """Multi-head attention without projections: split the features into heads, attend, concatenate.
+
+    Per head h, ``softmax(Q_h K_h.T / sqrt(d / num_heads)) V_h`` (Vaswani et al., 2017).
+
+    Parameters
+    ----------
+    q : array_like, shape (..., N, d)
+        Queries; d divides into num_heads.
+    k : array_like, shape (..., S, d_k)
+        Keys; d_k / num_kv_heads equals d / num_heads.
+    v : array_like, shape (..., S, d_v)
+        Values; d_v divides into num_kv_heads.
+    num_heads : int
+        Query heads.
+    num_kv_heads : int, optional
+        Key/value heads; divides num_heads. Default num_heads.
+    **options
+        As for `attention`; masks have shape (..., H, N, S), ``out`` the shape of the result.
+
+    Returns
+    -------
+    out : ndarray, shape (..., N, num_heads * d_v / num_kv_heads)
+    lse : ndarray, shape (..., num_heads, N)
+        Only with ``return_lse=True``.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `attention`; also when the features do not divide into heads.
+
+    Examples
+    --------
+    >>> import fastattn
+    >>> q = [[1, 0, 0, 1], [0, 1, 1, 0]]
+    >>> fastattn.multi_head_attention(q, q, [[1, 2, 3, 4], [5, 6, 7, 8]], 2).round(4)
+    array([[2.321, 3.321, 4.321, 5.321],
+           [3.679, 4.679, 5.679, 6.679]])
+    """
+    n_heads = _head_count("num_heads", num_heads)
+    n_kv_heads = n_heads if num_kv_heads is None else _head_count("num_kv_heads", num_kv_heads)
+    if n_heads % n_kv_heads:
+        raise ValueError(f"num_heads must be a multiple of num_kv_heads, got {n_heads} and {n_kv_heads}")
+    split_q = _split("q", as_floats("q", q), n_heads)
+    split_k = _split("k", as_floats("k", k), n_kv_heads)
+    split_v = _split("v", as_floats("v", v), n_kv_heads)
+    out = options.pop("out", None)
+    if out is None:
+        try:
+            lead = np.broadcast_shapes(split_q.shape[:-3], split_k.shape[:-3], split_v.shape[:-3])
+        except ValueError:
+            lead = split_q.shape[:-3]  # `attention` refuses it by name
+        out = np.empty((*lead, split_q.shape[-2], n_heads * split_v.shape[-1]), split_q.dtype)
+    elif not isinstance(out, np.ndarray):
+        raise TypeError(f"out must be a NumPy array, got {type(out).__name__}")
+    expected = (split_q.shape[-2], n_heads * split_v.shape[-1])
+    if out.shape[-2:] != expected:
+        raise ValueError(f"out must have shape (..., {expected[0]}, {expected[1]}), got {out.shape}")
+    result = attention(split_q, split_k, split_v, out=_split("out", out, n_heads), **options)
+    return (out, result[1]) if isinstance(result, tuple) else out

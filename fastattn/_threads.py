@@ -1,0 +1,148 @@
+"""How many threads a call may use.
+
+The default is the smallest of what the process may run on (affinity mask), what its control group may spend
+(CPU quota, rounded up), ``OMP_NUM_THREADS`` and ``FASTATTN_NUM_THREADS``; values that are not positive integers
+are ignored. It is worked out at the first call. A child made by ``os.fork`` runs serially, because the worker
+threads of OpenMP do not survive a fork.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+from pathlib import Path
+
+from fastattn._dispatch import kernel
+
+_chosen: int | None = None
+_forked = False
+
+
+def _positive(text: str | None) -> int | None:
+    """The first number of a setting such as ``"4"`` or ``"4,2"``; None when it is not a positive integer."""
+    first = (text or "").split(",")[0].strip()
+    return int(first) if first.isascii() and first.isdigit() and 0 < len(first) < 10 and int(first) > 0 else None
+
+
+def _affinity() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+def _quota_of(folder: Path) -> float:
+    """CPUs that one control group may use: version 2's cpu.max, else version 1's quota and period."""
+    words = _read(folder / "cpu.max").split()
+    if not words:
+        words = [_read(folder / "cpu.cfs_quota_us").strip(), _read(folder / "cpu.cfs_period_us").strip()]
+    try:
+        quota, period = int(words[0]), int(words[1])
+    except (ValueError, IndexError):
+        return math.inf
+    return quota / period if quota > 0 and period > 0 else math.inf
+
+
+def _quota(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> float:
+    """The tightest quota among the process's control groups and their parents."""
+    tightest = min(_quota_of(root), _quota_of(root / "cpu"))
+    for line in _read(own).splitlines():
+        _, _, group = line.split(":", 2) if line.count(":") >= 2 else ("", "", "/")
+        parts = [part for part in group.split("/") if part not in ("", "..")]
+        for depth in range(1, len(parts) + 1):
+            for base in (root, root / "cpu"):
+                tightest = min(tightest, _quota_of(base.joinpath(*parts[:depth])))
+    return tightest
+
+
+def _default() -> int:
+    limits = [_affinity(), _positive(os.environ.get("OMP_NUM_THREADS"))]
+    limits.append(_positive(os.environ.get("FASTATTN_NUM_THREADS")))
+    quota = _quota()
+    if quota != math.inf:
+        limits.append(max(1, math.ceil(quota)))
+    return min(limit for limit in limits if limit is not None)
+
+
+def get_num_threads() -> int:
+    """The number of threads that a call without ``num_threads`` may use.
+
+    Returns
+    -------
+    int
+        What `set_num_threads` set, else the default: the smallest of the CPUs in the affinity mask, the control
+        group's CPU quota (rounded up), ``OMP_NUM_THREADS`` and ``FASTATTN_NUM_THREADS``; never more than OpenMP's
+        own current limit (which threadpoolctl sets). 1 in a forked child and in builds without OpenMP.
+
+    Examples
+    --------
+    >>> import fastattn
+    >>> fastattn.get_num_threads() >= 1
+    True
+    """
+    global _chosen
+    if _forked:
+        return 1
+    if _chosen is None:
+        _chosen = _default()
+    return min(_chosen, kernel.max_threads())
+
+
+def set_num_threads(num_threads: int | None) -> None:
+    """Set the number of threads of calls without ``num_threads``, for the whole process.
+
+    Parameters
+    ----------
+    num_threads : int or None
+        At least 1. None goes back to the default, worked out anew.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If it is not an integer, or below 1.
+
+    Examples
+    --------
+    >>> import fastattn
+    >>> fastattn.set_num_threads(1)
+    >>> fastattn.get_num_threads()
+    1
+    >>> fastattn.set_num_threads(None)
+    """
+    global _chosen
+    _chosen = None if num_threads is None else check_num_threads(num_threads)
+
+
+def check_num_threads(num_threads: object) -> int:
+    """A call's own ``num_threads`` as an int; 1 in a forked child."""
+    try:
+        count = operator.index(num_threads)  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(f"num_threads must be an integer or None, got {num_threads!r}") from None
+    if count < 1:
+        raise ValueError(f"num_threads must be at least 1, got {count}")
+    return min(count, 1024)
+
+
+def threads_of(num_threads: int | None) -> int:
+    """What one call uses: its own ``num_threads``, checked, or the default."""
+    if num_threads is None:
+        return get_num_threads()
+    count = check_num_threads(num_threads)
+    return 1 if _forked else count
+
+
+def _after_fork() -> None:
+    global _forked
+    _forked = True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
