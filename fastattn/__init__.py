@@ -14,11 +14,13 @@ from fastattn._merge import merge_states
 from fastattn._multi_head import multi_head_attention
 from fastattn._threads import get_num_threads, set_num_threads
 from fastattn._torch_style import scaled_dot_product_attention
+from fastattn._varlen import attention_varlen
 from fastattn._version import __version__
 
 __all__ = [
     "__version__",
     "attention",
+    "attention_varlen",
     "available_isas",
     "get_num_threads",
     "linear_attention",

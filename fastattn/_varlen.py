@@ -1,0 +1,143 @@
+"""Attention over packed batches of sequences of different lengths."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fastattn._arrays import FLOAT64, KINDS, Array, as_array, check_out
+from fastattn._call import call_kernel, lse_dtype
+from fastattn._checks import check_arrays
+from fastattn._options import (
+    Options,
+    Sizes,
+    check_flag,
+    check_per_head,
+    check_scale,
+    check_slopes,
+    check_softcap,
+    check_window,
+)
+from fastattn._threads import threads_of
+
+
+def _check_bounds(name: str, value: Any, total: int) -> Array:
+    """Boundaries of the members: integers from 0 to total, non-decreasing."""
+    array = as_array(name, value)
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"{name} must be integers, got {array.dtype}")
+    if array.ndim != 1 or array.size == 0:
+        raise ValueError(f"{name} must have shape (members + 1,), got {array.shape}")
+    if array[0] != 0:
+        raise ValueError(f"{name} must start at 0, got {array[0]}")
+    if array[-1] != total:
+        raise ValueError(f"{name} must end at {total}, the number of packed tokens, got {array[-1]}")
+    if (array[1:] < array[:-1]).any():
+        at = int(np.argmax(array[1:] < array[:-1]))
+        raise ValueError(f"{name} must not decrease, got {array[at]} before {array[at + 1]}")
+    return np.ascontiguousarray(array.astype(np.int64))
+
+
+def attention_varlen(
+    q: Any,
+    k: Any,
+    v: Any,
+    cu_seqlens_q: Any,
+    cu_seqlens_k: Any = None,
+    *,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    alibi_slopes: Any = None,
+    sinks: Any = None,
+    out: Array | None = None,
+    return_lse: bool = False,
+    num_threads: int | None = None,
+) -> Any:
+    """Attention of each member of a packed batch with itself, as one pool of work.
+
+    Member m has queries ``q[cu_seqlens_q[m]:cu_seqlens_q[m + 1]]`` and keys and values
+    ``k[cu_seqlens_k[m]:cu_seqlens_k[m + 1]]``; its rows of the result are what `attention` gives for it alone.
+
+    Parameters
+    ----------
+    q : array_like, shape (T, H, D)
+        Packed queries; dtypes as for `attention`.
+    k : array_like, shape (U, K, D)
+        Packed keys, ``H % K == 0``.
+    v : array_like, shape (U, K, E)
+        Packed values.
+    cu_seqlens_q : integer array_like, shape (members + 1,)
+        Where members begin and end: from 0 to T, not decreasing. Members may be empty.
+    cu_seqlens_k : integer array_like, shape (members + 1,), optional
+        The same for keys, from 0 to U. Default: cu_seqlens_q.
+    causal, window, scale, softcap, sinks, num_threads : optional
+        As for `attention`; causal is end-aligned in each member.
+    alibi_slopes : array_like, shape (H,), optional
+        As for `attention`.
+    out : ndarray, shape (T, H, E), optional
+        Where to write the result.
+    return_lse : bool, default False
+        Also return the log-sum-exp of each row.
+
+    Returns
+    -------
+    out : ndarray, shape (T, H, E)
+    lse : ndarray, shape (T, H)
+        Only with return_lse.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `attention`; also for boundaries that do not start at 0, decrease, or do not end at T (or U).
+
+    Examples
+    --------
+    >>> import numpy as np, fastattn
+    >>> x = np.ones((5, 2, 4), np.float32)
+    >>> fastattn.attention_varlen(x, x, x, [0, 3, 3, 5]).shape
+    (5, 2, 4)
+    """
+    causal, return_lse = check_flag("causal", causal), check_flag("return_lse", return_lse)
+    threads = threads_of(num_threads)
+    for name, array in (("q", q), ("k", k), ("v", v)):
+        if np.ndim(array) != 3:
+            raise ValueError(f"{name} must have shape (tokens, heads, features), got {np.shape(array)}")
+    checked = check_arrays(*(as_array(n, x).swapaxes(0, 1) for n, x in (("q", q), ("k", k), ("v", v))), paged=False)
+    bounds_q = _check_bounds("cu_seqlens_q", cu_seqlens_q, checked.q.shape[1])
+    bounds_k = _check_bounds(
+        "cu_seqlens_k", cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k, checked.k.shape[1]
+    )
+    if bounds_q.shape != bounds_k.shape:
+        raise ValueError(f"cu_seqlens_k must have shape {bounds_q.shape}, as cu_seqlens_q, got {bounds_k.shape}")
+    sizes = Sizes((), checked.q.shape[0], checked.q.shape[1], checked.k.shape[1])
+    options = Options(computing_kind=KINDS["float64" if checked.q.dtype == FLOAT64 else "float32"])
+    options.query_bounds, options.key_bounds = bounds_q, bounds_k
+    options.longest_queries = int(np.diff(bounds_q).max(initial=0))
+    options.longest_keys = int(np.diff(bounds_k).max(initial=0))
+    options.left, options.right = check_window(window, causal)
+    options.softcap = check_softcap(softcap)
+    if alibi_slopes is not None:
+        options.slopes = np.tile(check_slopes(alibi_slopes, sizes), len(bounds_q) - 1)
+    if sinks is not None:
+        options.sinks = check_per_head("sinks", sinks, sizes, per_entry=False)
+    factor = check_scale(scale, checked.q.shape[-1])
+    shape = (checked.out_shape[1], checked.out_shape[0], checked.out_shape[2])
+    if out is None:
+        result = np.empty(shape, checked.q.dtype)
+    else:
+        result = check_out(out, shape, checked.q.dtype, {"q": checked.q, "k": checked.k, "v": checked.v})
+    lse = np.empty(shape[:-1], lse_dtype(checked.q.dtype)) if return_lse else None
+    call_kernel(
+        checked.q[None],
+        checked.k[None],
+        checked.v[None],
+        result.swapaxes(0, 1)[None],
+        None if lse is None else lse.swapaxes(0, 1)[None],
+        factor,
+        threads,
+        options,
+    )
+    return result if lse is None else (result, lse)
