@@ -7,6 +7,7 @@ from benchmarks import threads as thread_count
 thread_count.pin(thread_count.threads_from_arguments(sys.argv[1:]))
 
 # ruff: noqa: E402
+import warnings
 from collections.abc import Callable, Generator
 from dataclasses import asdict
 from types import SimpleNamespace
@@ -20,6 +21,8 @@ from benchmarks.implementations import IMPLEMENTATIONS, Call, Unsupported
 from benchmarks.limits import Limit, measure_limit
 from benchmarks.reference import largest_error
 
+# pytest-benchmark warns about a test that failed before it was timed; the failure itself is the message.
+EXPECTED_WARNINGS = ("Benchmark fixture was not used", "Not saving anything")
 LIMITS = pytest.StashKey[dict[str, Limit]]()
 NOT_RUN = pytest.StashKey[list[dict[str, str]]]()
 CASE_NAMES = [case.name for case in (*CASES, *SCALING_CASES)] + list(SERIES)
@@ -37,6 +40,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[LIMITS] = {}
     config.stash[NOT_RUN] = []
+    for message in EXPECTED_WARNINGS:
+        line = f"ignore:{message}:pytest_benchmark.logger.PytestBenchmarkWarning"
+        config.addinivalue_line("filterwarnings", line)
+        warnings.filterwarnings("ignore", message)  # the second one comes after pytest has dropped its own filters
     wanted = config.getoption("threads")
     found = thread_count.blas_threads()
     timed = config.getoption("benchmark_enable") and not config.getoption("smoke")
