@@ -121,18 +121,8 @@ def attention(
         and scale is out is num_threads is None
         and causal is return_lse is False
     ):  # the common call pays for nothing else
-        n_entries, n_heads, n_queries, head_dim = q.shape
-        shape = k.shape
-        n_kv_heads = shape[1]
-        if (
-            shape == (n_entries, n_kv_heads, shape[2], head_dim)
-            and v.shape[:3] == shape[:3]
-            and head_dim
-            and n_kv_heads
-            and n_heads % n_kv_heads == 0
-        ):
-            result = np.empty((n_entries, n_heads, n_queries, v.shape[3]), FLOAT32)
-            kernel.attention_float32(q, k, v, result, None, head_dim**-0.5, get_num_threads(), None)
+        result = kernel.attention_common(q, k, v, np.empty, FLOAT32, get_num_threads)
+        if result is not None:
             return result
     causal = check_flag("causal", causal)
     return_lse = check_flag("return_lse", return_lse)

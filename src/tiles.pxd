@@ -40,5 +40,3 @@ cdef extern from "parallel.hpp" nogil:
         Py_ssize_t take()
     const bint has_openmp
     int openmp_max_threads()
-    void* allocate_scratch(size_t size)
-    void free_scratch(void* memory)

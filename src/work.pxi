@@ -3,6 +3,7 @@
 
 cdef enum:
     serial_operations = 1000000     # below (some 20 microseconds) waking a second thread costs more than it saves
+    small_scratch = 16384           # bytes of scratch that fit on the stack
 
 cdef struct Schedule:
     Py_ssize_t* first_item          # (entries + 1,): an entry's items are [first_item[e], first_item[e + 1])
@@ -22,12 +23,20 @@ cdef Py_ssize_t items_of(const Problem* problem, const Schedule* schedule, Py_ss
     return problem.n_kv_heads * ((rows + per_item - 1) // per_item)
 
 
-cdef void plan_items(const Problem* problem, Schedule* schedule, int n_lanes) noexcept nogil:
+cdef Py_ssize_t count_items(const Problem* problem, const Schedule* schedule, int n_lanes) noexcept nogil:
+    cdef Py_ssize_t index, count = 0
+    if problem.query_bounds == NULL:    # every entry has as many
+        return problem.n_entries * items_of(problem, schedule, 0, n_lanes) if problem.n_entries else 0
+    for index in range(problem.n_entries):
+        count += items_of(problem, schedule, index, n_lanes)
+    return count
+
+
+cdef void place_items(const Problem* problem, const Schedule* schedule, int n_lanes) noexcept nogil:
     cdef Py_ssize_t index
     schedule.first_item[0] = 0
     for index in range(problem.n_entries):
         schedule.first_item[index + 1] = schedule.first_item[index] + items_of(problem, schedule, index, n_lanes)
-    schedule.n_items = schedule.first_item[problem.n_entries]
 
 
 cdef void do_item(const Problem* problem, const Schedule* schedule, Py_ssize_t item, real* scratch) noexcept nogil:
@@ -54,39 +63,49 @@ cdef void work(const Problem* problem, const Schedule* schedule, ItemCounter* co
         item = counter.take()
 
 
+cdef void work_in_parallel(const Problem* problem, const Schedule* schedule, int n_workers, char* scratch,
+                           size_t scratch_size, const real* kind) noexcept nogil:
+    cdef ItemCounter counter
+    cdef int worker
+    if n_workers == 1:
+        work(problem, schedule, &counter, <real*>scratch)
+    else:
+        for worker in prange(n_workers, num_threads=n_workers, schedule="static", chunksize=1):
+            work(problem, schedule, &counter, <real*>(scratch + worker * scratch_size))
+
+
 cdef int run(Problem* problem, int num_threads, object source, const real* kind) except -1:
     """Do a whole call with at most num_threads threads."""
     cdef Options options
     cdef Schedule schedule
-    cdef ItemCounter counter
-    cdef size_t scratch_size
+    cdef size_t scratch_size, needed
+    cdef char small[small_scratch + 64]
     cdef char* memory
-    cdef int worker, n_workers
+    cdef char* aligned
+    cdef int n_workers
     problem.base2 = True
     if source is not None:
         options = Options(source)
         options.apply(problem)
     n_workers = num_threads if operations_of(problem) > serial_operations else 1
     schedule.panels = panels_per_item
-    schedule.first_item = <Py_ssize_t*>allocate_scratch((problem.n_entries + 1) * sizeof(Py_ssize_t))
-    if schedule.first_item == NULL:
-        raise MemoryError(f"no memory for the work items of {problem.n_entries} batch entries")
-    plan_items(problem, &schedule, panel_lanes(kind))
+    schedule.n_items = count_items(problem, &schedule, panel_lanes(kind))
     while n_workers > 1 and schedule.panels > 1 and schedule.n_items < 4 * n_workers:
         schedule.panels //= 2       # few items: smaller ones, so that every thread has some
-        plan_items(problem, &schedule, panel_lanes(kind))
+        schedule.n_items = count_items(problem, &schedule, panel_lanes(kind))
     n_workers = <int>max(1, min(<Py_ssize_t>n_workers, schedule.n_items))
     scratch_size = (prefill_scratch(problem, kind) + 63) // 64 * 64
-    memory = <char*>allocate_scratch(n_workers * scratch_size)
+    needed = n_workers * scratch_size + (problem.n_entries + 1) * sizeof(Py_ssize_t) + 64
+    memory = &small[0]
+    if needed > small_scratch:
+        memory = <char*>malloc(needed)
     if memory == NULL:
-        free_scratch(schedule.first_item)
-        raise MemoryError(f"no memory for {n_workers * scratch_size} bytes of scratch")
+        raise MemoryError(f"no memory for {needed} bytes of scratch")
     with nogil:
-        if n_workers == 1:
-            work(problem, &schedule, &counter, <real*>memory)
-        else:
-            for worker in prange(n_workers, num_threads=n_workers, schedule="static", chunksize=1):
-                work(problem, &schedule, &counter, <real*>(memory + worker * scratch_size))
-        free_scratch(memory)
-        free_scratch(schedule.first_item)
+        aligned = memory + (64 - <size_t>memory % 64)
+        schedule.first_item = <Py_ssize_t*>(aligned + n_workers * scratch_size)
+        place_items(problem, &schedule, panel_lanes(kind))
+        work_in_parallel(problem, &schedule, n_workers, aligned, scratch_size, kind)
+        if memory != &small[0]:
+            free(memory)
     return 0
