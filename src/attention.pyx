@@ -7,8 +7,8 @@ from cython.parallel cimport prange
 from libc.math cimport INFINITY, NAN, exp, log, sqrt
 from libc.stdint cimport int64_t, uint16_t
 from libc.stdlib cimport free, malloc
-from libc.string cimport memcpy, memset
-from cpython.buffer cimport PyBUF_STRIDES, PyBuffer_Release, PyObject_GetBuffer
+from libc.string cimport memcpy, memset, strcmp
+from cpython.buffer cimport PyBUF_FORMAT, PyBUF_STRIDES, PyBuffer_Release, PyObject_GetBuffer
 
 from tiles cimport *
 
@@ -27,6 +27,7 @@ include "bias.pxi"
 include "prefill.pxi"
 include "work.pxi"
 include "options.pxi"
+include "common_call.pxi"
 
 isa = isa_name.decode()
 openmp = bool(has_openmp)
@@ -37,26 +38,6 @@ vector_extension = bool(has_vector_extension)
 def max_threads():
     """OpenMP's own limit at this moment; 1 in a build without OpenMP."""
     return openmp_max_threads()
-
-
-def attention_common(const float[:, :, :, :] q, const float[:, :, :, :] k, const float[:, :, :, :] v, empty, dtype,
-                     ask_threads):
-    """The call without options on float32, with checks and allocation in one: the new result, or None when the sizes
-    do not fit together. `ask_threads` gives the number of threads, and is asked only by calls worth dividing."""
-    cdef Problem problem
-    cdef float[:, :, :, :] out
-    if (k.shape[0] != q.shape[0] or v.shape[0] != q.shape[0] or k.shape[3] != q.shape[3] or k.shape[1] != v.shape[1]
-            or k.shape[2] != v.shape[2] or k.shape[1] == 0 or q.shape[1] % k.shape[1] != 0 or q.shape[3] == 0):
-        return None
-    result = empty((q.shape[0], q.shape[1], q.shape[2], v.shape[3]), dtype)
-    out = result
-    begin(&problem, q.shape, k.shape, v.shape, 1 / sqrt(<double>q.shape[3]))
-    problem.q = describe(<char*>&q[0, 0, 0, 0], q.strides, kind_float32, 4, True)
-    problem.k = describe(<char*>&k[0, 0, 0, 0], k.strides, kind_float32, 4, True)
-    problem.v = describe(<char*>&v[0, 0, 0, 0], v.strides, kind_float32, 4, True)
-    problem.out = describe(<char*>&out[0, 0, 0, 0], out.strides, kind_float32, 4, True)
-    run[float](&problem, ask_threads() if operations_of(&problem) > serial_operations else 1, None, NULL)
-    return result
 
 
 def attention_float32(const float[:, :, :, :] q, const float[:, :, :, :] k, const float[:, :, :, :] v,
