@@ -9,9 +9,9 @@
 
 
 cdef inline Py_ssize_t key_block(const real* kind) noexcept nogil:
-    """Keys per block: 192 in float32 and 96 in float64 (rows of 64 features: 48 KB of keys, as much of values, and
-    scores of 12 KB, beside the panels within a 256 KB second-level cache). A multiple of 6 and of 8, the tile rows."""
-    return 192 if sizeof(real) == 4 else 96
+    """Most keys per block: 256 in float32 and 128 in float64 (rows of 64 features: 64 KB of keys, as much of values,
+    and scores of 16 KB, beside the panels within a 256 KB second-level cache)."""
+    return 256 if sizeof(real) == 4 else 128
 
 
 cdef size_t panel_size(const Problem* problem, const real* kind) noexcept nogil:
@@ -34,7 +34,7 @@ cdef void score_block(const Problem* problem, const Lanes* lanes, const real* pa
                       Py_ssize_t k_stride, Py_ssize_t n_keys, bint keep_maximum, real* scores,
                       real* maximum) noexcept nogil:
     """scores (n_keys, lanes) = k (n_keys, D) @ panel (D, lanes), in tiles of nearly equal rows."""
-    cdef Py_ssize_t n_tiles = (n_keys + tile_rows - 1) // tile_rows
+    cdef Py_ssize_t most = tile_rows_for(lanes.vectors), n_tiles = (n_keys + most - 1) // most
     cdef Py_ssize_t rows = n_keys // n_tiles, longer = n_keys % n_tiles, tile, key = 0
     for tile in range(n_tiles):
         score_tile(<int>(rows + (tile < longer)), lanes.vectors, keep_maximum, scores + key * panel_lanes(scores),
@@ -45,7 +45,8 @@ cdef void score_block(const Problem* problem, const Lanes* lanes, const real* pa
 cdef void value_block(const Problem* problem, const Lanes* lanes, real* sums, const real* weights, const real* v,
                       Py_ssize_t v_stride, Py_ssize_t n_keys, const real* rescale) noexcept nogil:
     """sums (E, lanes) = sums * rescale + v (n_keys, E)^T @ weights (n_keys, lanes), in tiles of features."""
-    cdef Py_ssize_t n_tiles = (problem.value_dim + tile_rows - 1) // tile_rows, rows, longer, tile, feature = 0
+    cdef Py_ssize_t most = tile_rows_for(lanes.vectors), n_tiles = (problem.value_dim + most - 1) // most
+    cdef Py_ssize_t rows, longer, tile, feature = 0
     if n_tiles == 0:
         return
     rows, longer = problem.value_dim // n_tiles, problem.value_dim % n_tiles

@@ -6,7 +6,7 @@ cdef extern from "isa.hpp" nogil:
     const bint has_vector_extension
 
 cdef extern from "tiles.hpp" nogil:
-    const int tile_rows
+    int tile_rows_for(int vectors)
     int panel_lanes[T](const T* kind)
     void score_tile[T](int rows, int vectors, bint keep_maximum, T* scores, const T* panel, const T* k,
                        Py_ssize_t k_stride, Py_ssize_t head_dim, T* maximum)
