@@ -36,20 +36,40 @@ struct exponential_constants<double> {
         1.017819957184213797e-7, 7.073783248503133299e-9,  4.434771298200376708e-10};
 };
 
+// Several registers at once, stage by stage, so that independent instructions stand next to each other.
+template <typename T, int COUNT>
+FASTATTN_INLINE void exp2_nonpositive(Vector<T> (&x)[COUNT]) {
+    using constants = exponential_constants<T>;
+    const Vector<T> magic = broadcast<T>(constants::magic), lowest = opaque<T>(broadcast<T>(constants::lowest));
+    Vector<T> shifted[COUNT], polynomial[COUNT];
+    FASTATTN_UNROLL
+    for (int i = 0; i < COUNT; ++i) {
+        x[i] = larger<T>(lowest, x[i]);
+        shifted[i] = x[i] + magic;
+    }
+    FASTATTN_UNROLL
+    for (int i = 0; i < COUNT; ++i) {
+        x[i] = x[i] - (shifted[i] - magic);
+        polynomial[i] = broadcast<T>(constants::coefficients[constants::degree - 1]);
+    }
+    FASTATTN_UNROLL
+    for (int degree = constants::degree - 2; degree >= 0; --degree) {
+        FASTATTN_UNROLL
+        for (int i = 0; i < COUNT; ++i)
+            polynomial[i] = polynomial[i] * x[i] + broadcast<T>(constants::coefficients[degree]);
+    }
+    FASTATTN_UNROLL
+    for (int i = 0; i < COUNT; ++i) {
+        polynomial[i] = polynomial[i] * x[i] + broadcast<T>(T(1));
+        x[i] = polynomial[i] * from_bits<T>(bits_of<T>(shifted[i]) << constants::mantissa_bits);
+    }
+}
+
 template <typename T>
 FASTATTN_INLINE Vector<T> exp2_nonpositive(Vector<T> x) {
-    using constants = exponential_constants<T>;
-    const Vector<T> magic = broadcast<T>(constants::magic);
-    x = larger<T>(opaque<T>(broadcast<T>(constants::lowest)), x);
-    const Vector<T> shifted = x + magic;
-    const Vector<T> fraction = x - (shifted - magic);
-    Vector<T> polynomial = broadcast<T>(constants::coefficients[constants::degree - 1]);
-    FASTATTN_UNROLL
-    for (int i = constants::degree - 2; i >= 0; --i)
-        polynomial = polynomial * fraction + broadcast<T>(constants::coefficients[i]);
-    polynomial = polynomial * fraction + broadcast<T>(T(1));
-    const Vector<T> power = from_bits<T>(bits_of<T>(shifted) << constants::mantissa_bits);
-    return polynomial * power;
+    Vector<T> one[1] = {x};
+    exp2_nonpositive<T, 1>(one);
+    return one[0];
 }
 
 template <typename T>

@@ -8,10 +8,16 @@
 # Per item: up to `panels_per_item` panels of one (entry, key/value head) go through the key blocks together.
 
 
-cdef inline Py_ssize_t key_block(const real* kind) noexcept nogil:
-    """Most keys per block: 256 in float32 and 128 in float64 (rows of 64 features: 64 KB of keys, as much of values,
-    and scores of 16 KB, beside the panels within a 256 KB second-level cache)."""
+cdef inline Py_ssize_t most_block_keys(const real* kind) noexcept nogil:
+    """Most keys per block: 128 in float32 and 64 in float64. The value tile walks the block's weights (8 KB) and one
+    cache line of each of its values (8 KB), for each tile of features: half of a 32 KB first-level cache."""
     return 256 if sizeof(real) == 4 else 128
+
+
+cdef inline Py_ssize_t block_keys(Py_ssize_t n_keys, const real* kind) noexcept nogil:
+    """Keys per block: nearly equal blocks, so that the last is not a stub."""
+    cdef Py_ssize_t n_blocks = (n_keys + most_block_keys(kind) - 1) // most_block_keys(kind)
+    return (n_keys + n_blocks - 1) // n_blocks if n_blocks > 0 else 1
 
 
 cdef size_t panel_size(const Problem* problem, const real* kind) noexcept nogil:
@@ -21,7 +27,7 @@ cdef size_t panel_size(const Problem* problem, const real* kind) noexcept nogil:
 
 cdef size_t prefill_scratch(const Problem* problem, const real* kind) noexcept nogil:
     """Bytes of scratch that one worker needs."""
-    cdef size_t lanes = panel_lanes(kind), block = min(key_block(kind), problem.n_keys)
+    cdef size_t lanes = panel_lanes(kind), block = most_block_keys(kind)
     cdef size_t numbers = (panels_per_item * panel_size(problem, kind)
                            + block * (lanes + problem.head_dim + problem.value_dim)
                            + lanes * max(problem.head_dim, problem.value_dim))
@@ -121,13 +127,13 @@ cdef void attend_panels(const Problem* problem, const Entry* entry, Py_ssize_t k
     cdef Lanes lanes[panels_per_item]
     cdef Block block
     cdef int n_lanes = panel_lanes(scratch), n_panels = 0, panel
-    cdef Py_ssize_t size = panel_size(problem, scratch), block_size = min(key_block(scratch), problem.n_keys)
+    cdef Py_ssize_t size = panel_size(problem, scratch), block_size = block_keys(entry.n_keys, scratch)
     cdef Py_ssize_t lowest = PY_SSIZE_T_MAX, highest = 0, grid, n_keys
     cdef real* scores = scratch + panels_per_item * size
-    cdef real* converted = scores + block_size * n_lanes    # (lanes, max(D, E)), queries in and results out
+    cdef real* converted = scores + most_block_keys(scratch) * n_lanes  # (lanes, max(D, E)), queries in, results out
     cdef real* key_rows = converted + n_lanes * max(problem.head_dim, problem.value_dim)
-    cdef real* value_rows = key_rows + block_size * problem.head_dim
-    cdef real* bias = value_rows + block_size * problem.value_dim
+    cdef real* value_rows = key_rows + most_block_keys(scratch) * problem.head_dim
+    cdef real* bias = value_rows + most_block_keys(scratch) * problem.value_dim
     cdef real* state
     while n_panels < panels_per_item and first_row + n_panels * n_lanes < n_rows:
         state = scratch + n_panels * size

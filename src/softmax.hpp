@@ -19,6 +19,23 @@ FASTATTN_NOINLINE void raise_maximum(T* maximum, const T* scores, std::ptrdiff_t
     }
 }
 
+// scores (KEYS, lanes) become weights, which are added to sum.
+template <typename T, int KEYS, int VECTORS, bool BASE2>
+FASTATTN_INLINE void exponentiate_keys(T* scores, const Vector<T> (&reference)[VECTORS], Vector<T> (&sum)[VECTORS]) {
+    Vector<T> x[KEYS * VECTORS];
+    FASTATTN_UNROLL
+    for (int i = 0; i < KEYS * VECTORS; ++i) {
+        x[i] = load(scores + i / VECTORS * panel_lanes_of<T> + i % VECTORS * lanes_of<T>) - reference[i % VECTORS];
+        if constexpr (!BASE2) x[i] = x[i] * broadcast<T>(T(1.442695040888963407));
+    }
+    exp2_nonpositive<T, KEYS * VECTORS>(x);
+    FASTATTN_UNROLL
+    for (int i = 0; i < KEYS * VECTORS; ++i) {
+        store(scores + i / VECTORS * panel_lanes_of<T> + i % VECTORS * lanes_of<T>, x[i]);
+        sum[i % VECTORS] = sum[i % VECTORS] + x[i];
+    }
+}
+
 // scores (n_keys, lanes) become weights exp(score - maximum); total and rescale are brought up to date.
 // Scores are in units of log 2 when `base2`, natural units otherwise: then the difference is multiplied by log2(e)
 // after the subtraction, so that a finite score can be as large as its type allows.
@@ -29,45 +46,24 @@ FASTATTN_NOINLINE void exponentiate(T* scores, std::ptrdiff_t n_keys, T* maximum
     constexpr int n = lanes_of<T>;
     const Vector<T> log2e = broadcast<T>(T(1.442695040888963407));
     const Vector<T> lowest = broadcast<T>(minus_infinity<T>), zero = broadcast<T>(T(0));
-    Vector<T> reference[VECTORS], sum[2][VECTORS] = {};
+    Vector<T> reference[VECTORS], sum[VECTORS] = {};
     FASTATTN_UNROLL
     for (int c = 0; c < VECTORS; ++c) {
         const Vector<T> top = load(maximum + c * n);
         reference[c] = select<T>(top == lowest, zero, top);
     }
     std::ptrdiff_t key = 0;
-    for (; key + 2 <= n_keys; key += 2) {
-        FASTATTN_UNROLL
-        for (int r = 0; r < 2; ++r) {
-            FASTATTN_UNROLL
-            for (int c = 0; c < VECTORS; ++c) {
-                T* at = scores + (key + r) * panel_lanes_of<T> + c * n;
-                Vector<T> x = load(at) - reference[c];
-                if constexpr (!BASE2) x = x * log2e;
-                const Vector<T> weight = exp2_nonpositive<T>(x);
-                store(at, weight);
-                sum[r][c] = sum[r][c] + weight;
-            }
-        }
-    }
-    if (key < n_keys) {
-        FASTATTN_UNROLL
-        for (int c = 0; c < VECTORS; ++c) {
-            T* at = scores + key * panel_lanes_of<T> + c * n;
-            Vector<T> x = load(at) - reference[c];
-            if constexpr (!BASE2) x = x * log2e;
-            const Vector<T> weight = exp2_nonpositive<T>(x);
-            store(at, weight);
-            sum[0][c] = sum[0][c] + weight;
-        }
-    }
+    for (; key + 2 <= n_keys; key += 2)
+        exponentiate_keys<T, 2, VECTORS, BASE2>(scores + key * panel_lanes_of<T>, reference, sum);
+    if (key < n_keys)
+        exponentiate_keys<T, 1, VECTORS, BASE2>(scores + key * panel_lanes_of<T>, reference, sum);
     FASTATTN_UNROLL
     for (int c = 0; c < VECTORS; ++c) {
         Vector<T> x = load(previous + c * n) - reference[c];
         if constexpr (!BASE2) x = x * log2e;
         const Vector<T> factor = exp2_nonpositive<T>(x);
         store(rescale + c * n, factor);
-        store(total + c * n, load(total + c * n) * factor + (sum[0][c] + sum[1][c]));
+        store(total + c * n, load(total + c * n) * factor + sum[c]);
     }
 }
 
@@ -85,6 +81,17 @@ inline void softmax_block(int vectors, bool base2, T* scores, std::ptrdiff_t n_k
         else
             exponentiate<T, 2, false>(scores, n_keys, maximum, previous, total, rescale);
     }
+}
+
+// factor (lanes) = 1 / total; false when some total is 0 and needs a closer look.
+template <typename T>
+inline bool reciprocals(T* factor, const T* total) {
+    bool none_zero = true;
+    for (int lane = 0; lane < panel_lanes_of<T>; ++lane) {
+        factor[lane] = T(1) / total[lane];
+        none_zero &= total[lane] != T(0);
+    }
+    return none_zero;
 }
 
 // scores (n_keys, lanes) become -inf where key is outside [first[lane], last[lane]), bounds

@@ -17,6 +17,7 @@ cdef extern from "softmax.hpp" nogil:
     void raise_maximum[T](T* maximum, const T* scores, Py_ssize_t n_keys)
     void softmax_block[T](int vectors, bint base2, T* scores, Py_ssize_t n_keys, T* maximum, const T* previous,
                           T* total, T* rescale)
+    bint reciprocals[T](T* factor, const T* total)
     void exclude_outside[T](T* scores, Py_ssize_t from_key, Py_ssize_t to_key, const T* first, const T* last)
     void value_selected[T](T* sums, const T* weights, const T* v, Py_ssize_t v_stride, Py_ssize_t n_keys,
                            Py_ssize_t n_features, const T* rescale, const T* first, const T* last, const T* bias)
