@@ -115,7 +115,7 @@ def attention(
     """
     if (
         type(q) is type(k) is type(v) is np.ndarray
-        and q.dtype is FLOAT32
+        and q.dtype is k.dtype is v.dtype is FLOAT32
         and mask is bias is window is q_offset is kv_lens is block_table is softcap is alibi_slopes is sinks is None
         and scale is out is num_threads is None
         and causal is return_lse is False

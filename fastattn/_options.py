@@ -12,6 +12,7 @@ import numpy as np
 from fastattn._arrays import KINDS, Array, as_array, as_integers, bits_view, float_kind
 
 UNBOUNDED = 1 << 61
+FARTHEST = 1 << 60
 
 
 @dataclass(slots=True)
@@ -112,7 +113,10 @@ def check_lengths(kv_lens: Any, sizes: Sizes) -> Array:
 
 
 def check_offsets(q_offset: Any, sizes: Sizes) -> Array:
-    return np.clip(as_integers("q_offset", q_offset, sizes.lead).reshape(-1), -UNBOUNDED, UNBOUNDED)
+    offsets = as_integers("q_offset", q_offset, sizes.lead).reshape(-1)
+    if offsets.size and (int(offsets.min()) < -FARTHEST or int(offsets.max()) > FARTHEST):
+        raise ValueError(f"q_offset must lie in -2**60 ... 2**60, got {offsets[abs(offsets) > FARTHEST][0]}")
+    return offsets
 
 
 def check_per_head(name: str, value: Any, sizes: Sizes, per_entry: bool) -> Array:

@@ -69,8 +69,8 @@ cdef void close_softmax(const Problem* problem, const Entry* entry, const Lanes*
             sink = problem.sinks[lanes.head[lane]]
             if sink > top:
                 share = exp(top - sink)
-                weight, top = weight * share + 1, sink
-            elif sink > -INFINITY:
+                weight, top = weight * share + exp(sink - sink), sink
+            elif sink != -INFINITY:     # also when it is NaN
                 weight += exp(sink - top)
         factor[lane] = <real>(share / weight)
         if weight == 0:             # nothing was visible: 0; every visible score is -inf: NaN, as in NumPy

@@ -26,14 +26,14 @@ cdef size_t panel_size(const Problem* problem, const real* kind) noexcept nogil:
 
 
 cdef size_t prefill_scratch(const Problem* problem, const real* kind) noexcept nogil:
-    """Bytes of scratch that one worker needs."""
+    """Numbers of scratch that one worker needs."""
     cdef size_t lanes = panel_lanes(kind), block = most_block_keys(kind)
     cdef size_t numbers = (panels_per_item * panel_size(problem, kind)
                            + block * (lanes + problem.head_dim + problem.value_dim)
                            + lanes * max(problem.head_dim, problem.value_dim))
     if problem.has_bias:
         numbers += 3 * block * lanes
-    return numbers * sizeof(real)
+    return numbers
 
 
 cdef void score_block(const Problem* problem, const Lanes* lanes, const real* panel, const real* k,
@@ -89,8 +89,8 @@ cdef void attend_block(const Problem* problem, const Entry* entry, const Lanes* 
     if n_keys <= 0:
         return
     if problem.has_bias:
-        content = build_bias(problem, entry, lanes, start, n_keys, bias, bias + n_keys * n_lanes,
-                             bias + 2 * n_keys * n_lanes)
+        content = build_bias(problem, entry, lanes, <int>n_lanes, start, n_keys, n_keys * n_lanes, bias,
+                             bias + n_keys * n_lanes, bias + 2 * n_keys * n_lanes)
         if content == block_hidden:
             return
     memcpy(previous, maximum, n_lanes * sizeof(real))
@@ -101,9 +101,9 @@ cdef void attend_block(const Problem* problem, const Entry* entry, const Lanes* 
         return
     score_block(problem, lanes, panel, k, block.k_stride, n_keys, False, scores, maximum)
     if problem.softcap != 0:
-        cap_scores(scores, n_keys, <real>problem.softcap)
+        cap_scores(scores, n_keys * n_lanes, <real>problem.softcap)
     if content == block_mixed:
-        add_bias(scores, bias, n_keys)
+        add_bias(scores, bias, n_keys * n_lanes)
     for lane in range(n_lanes):
         first[lane] = <real>min(max(lanes.first[lane] - start, 0), n_keys)
         last[lane] = <real>min(max(lanes.last[lane] - start, 0), n_keys)

@@ -32,6 +32,7 @@ cdef struct Problem:
     const int64_t* key_bounds
     const int64_t* pages            # (entries, pages_per_entry) page numbers, or NULL
     Py_ssize_t pages_per_entry, page_size
+    Py_ssize_t ahead                # bytes by which decoding prefetches
     const double* slopes            # (entries, H) ALiBi slopes, or NULL
     const double* sinks             # (H,) or NULL
 

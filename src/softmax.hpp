@@ -2,6 +2,8 @@
 // stay independent: there is no horizontal reduction.
 #pragma once
 
+#include <cmath>
+
 #include "tiles.hpp"
 
 namespace {
@@ -111,11 +113,11 @@ FASTATTN_NOINLINE void exclude_outside(T* scores, std::ptrdiff_t from_key, std::
     }
 }
 
-// scores = cap * tanh(scores / cap)
+// scores = cap * tanh(scores / cap). Here and below `count` numbers are whole vectors.
 template <typename T>
-FASTATTN_NOINLINE void cap_scores(T* scores, std::ptrdiff_t n_keys, T cap) {
+FASTATTN_NOINLINE void cap_scores(T* scores, std::ptrdiff_t count, T cap) {
     const Vector<T> limit = broadcast<T>(cap);
-    for (std::ptrdiff_t i = 0; i < n_keys * panel_lanes_of<T>; i += lanes_of<T>)
+    for (std::ptrdiff_t i = 0; i < count; i += lanes_of<T>)
         store(scores + i, limit * tanh_of<T>(load(scores + i) / limit));
 }
 
@@ -123,11 +125,11 @@ FASTATTN_NOINLINE void cap_scores(T* scores, std::ptrdiff_t n_keys, T cap) {
 // sum that would overflow stays at the largest finite number, so finfo.min is an ordinary bias. When two biases are
 // combined, -inf in either excludes.
 template <typename T, bool COMBINE>
-FASTATTN_NOINLINE void add_bias_block(T* scores, const T* bias, std::ptrdiff_t n_keys) {
+FASTATTN_NOINLINE void add_bias_block(T* scores, const T* bias, std::ptrdiff_t count) {
     const Vector<T> lowest = broadcast<T>(minus_infinity<T>), highest = broadcast<T>(-minus_infinity<T>);
     const Vector<T> largest = broadcast<T>(std::numeric_limits<T>::max());
     const Vector<T> smallest = broadcast<T>(std::numeric_limits<T>::lowest());
-    for (std::ptrdiff_t i = 0; i < n_keys * panel_lanes_of<T>; i += lanes_of<T>) {
+    for (std::ptrdiff_t i = 0; i < count; i += lanes_of<T>) {
         const Vector<T> score = load(scores + i), added = load(bias + i);
         Vector<T> sum = score + added;
         sum = select<T>((sum == lowest) & (score > lowest), smallest, sum);
@@ -139,34 +141,33 @@ FASTATTN_NOINLINE void add_bias_block(T* scores, const T* bias, std::ptrdiff_t n
 }
 
 template <typename T>
-inline void add_bias(T* scores, const T* bias, std::ptrdiff_t n_keys) {
-    add_bias_block<T, false>(scores, bias, n_keys);
+inline void add_bias(T* scores, const T* bias, std::ptrdiff_t count) {
+    add_bias_block<T, false>(scores, bias, count);
 }
 
 template <typename T>
-inline void combine_bias(T* block, const T* bias, std::ptrdiff_t n_keys) {
-    add_bias_block<T, true>(block, bias, n_keys);
+inline void combine_bias(T* block, const T* bias, std::ptrdiff_t count) {
+    add_bias_block<T, true>(block, bias, count);
 }
 
-// bias (n_keys, lanes) += (or = when `begin`) -slope * |distance - key|, lane by lane.
+// bias (n_keys, n_lanes) += (or = when `begin`) -slope * |distance - key|, lane by lane.
 template <typename T>
-FASTATTN_NOINLINE void add_slopes(T* bias, bool begin, std::ptrdiff_t n_keys, const T* slopes, const T* distance) {
-    for (int lane = 0; lane < panel_lanes_of<T>; lane += lanes_of<T>) {
-        const Vector<T> slope = load(slopes + lane), from = load(distance + lane);
-        for (std::ptrdiff_t key = 0; key < n_keys; ++key) {
-            T* at = bias + key * panel_lanes_of<T> + lane;
-            const Vector<T> before = begin ? broadcast<T>(T(0)) : load(at);
-            store(at, before - slope * absolute<T>(from - broadcast<T>(T(key))));
+FASTATTN_NOINLINE void add_slopes(T* bias, bool begin, std::ptrdiff_t n_keys, int n_lanes, const T* slopes,
+                                  const T* distance) {
+    for (std::ptrdiff_t key = 0; key < n_keys; ++key) {
+        for (int lane = 0; lane < n_lanes; ++lane) {
+            T* at = bias + key * n_lanes + lane;
+            *at = (begin ? T(0) : *at) - slopes[lane] * std::fabs(distance[lane] - T(key));
         }
     }
 }
 
-// Whether every number of block (n_keys, lanes) is `value`.
+// Whether every number of block is `value`.
 template <typename T>
-FASTATTN_NOINLINE bool all_equal(const T* block, std::ptrdiff_t n_keys, T value) {
+FASTATTN_NOINLINE bool all_equal(const T* block, std::ptrdiff_t count, T value) {
     const Vector<T> wanted = broadcast<T>(value), zero = broadcast<T>(T(0)), one = broadcast<T>(T(1));
     Vector<T> same = one;
-    for (std::ptrdiff_t i = 0; i < n_keys * panel_lanes_of<T>; i += lanes_of<T>)
+    for (std::ptrdiff_t i = 0; i < count; i += lanes_of<T>)
         same = select<T>(load(block + i) == wanted, same, zero);
     for (int lane = 0; lane < lanes_of<T>; ++lane)
         if (same[lane] == T(0)) return false;
@@ -184,7 +185,8 @@ inline void clear_panel(T* sums, std::ptrdiff_t n_features) {
 }
 
 // As value_tile, for a block whose values hold NaN or infinity while some keys are excluded: an excluded key adds
-// nothing, not even 0 * NaN. bias may be null.
+// nothing, not even 0 * NaN. bias may be null. Finite sums round as value_tile's do, because the caller's choice
+// between the two may depend on what else shares the block.
 template <typename T>
 FASTATTN_NOINLINE void value_selected(T* sums, const T* weights, const T* v, std::ptrdiff_t v_stride,
                                       std::ptrdiff_t n_keys, std::ptrdiff_t n_features, const T* rescale,
@@ -197,10 +199,10 @@ FASTATTN_NOINLINE void value_selected(T* sums, const T* weights, const T* v, std
             Vector<T> sum = zero;
             for (std::ptrdiff_t key = 0; key < n_keys; ++key) {
                 const Vector<T> position = broadcast<T>(T(key));
-                const Vector<T> product = load(weights + key * lanes + lane) * broadcast(v[key * v_stride + feature]);
-                Vector<T> added = select<T>((position >= low) & (position < high), product, zero);
-                if (bias) added = select<T>(load(bias + key * lanes + lane) == lowest, zero, added);
-                sum = sum + added;
+                Vector<T> value = broadcast(v[key * v_stride + feature]);
+                value = select<T>((position >= low) & (position < high), value, zero);
+                if (bias) value = select<T>(load(bias + key * lanes + lane) == lowest, zero, value);
+                sum = sum + value * load(weights + key * lanes + lane);
             }
             T* at = sums + feature * lanes + lane;
             store(at, load(at) * factor + sum);
