@@ -66,7 +66,7 @@ def attention(
             1 1 1 0
             1 1 1 1
     window : (left, right), optional
-        Distances around the same diagonal that are visible, inclusive; -1 or None is unbounded.
+        Distances around the same diagonal that are visible, inclusive; -1 or None (or 2**59 and more) is unbounded.
     q_offset : int or integer array of the leading shape, optional
         Position of query 0 among the keys. Default ``S - N`` (per entry ``kv_lens - N``): the last query sees the
         last key.

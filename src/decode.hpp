@@ -157,11 +157,11 @@ FASTATTN_NOINLINE void weighted_rows(T* sums, const T* weights, const T* v, std:
 // Softmax of a block of scores (n_keys padded to whole vectors, ROWS): maximum and total (ROWS) are brought up to
 // date, rescale (ROWS) is what older sums must be multiplied by. Lane by lane over the block, rows combined once.
 template <typename T, int ROWS>
-FASTATTN_NOINLINE void decode_softmax_rows(bool base2, T* scores, std::ptrdiff_t n_keys, T* maximum, T* total,
+FASTATTN_NOINLINE void decode_softmax_rows(T unit_of_scores, T* scores, std::ptrdiff_t n_keys, T* maximum, T* total,
                                            T* rescale) {
     constexpr int n = lanes_of<T>, keys = n / ROWS;
     const std::ptrdiff_t end = (n_keys + keys - 1) / keys * n;
-    const Vector<T> unit = broadcast<T>(base2 ? T(1) : T(1.442695040888963407));
+    const Vector<T> unit = broadcast<T>(unit_of_scores);
     Vector<T> top = broadcast<T>(minus_infinity<T>);
     for (std::ptrdiff_t i = 0; i < end; i += n) top = larger<T>(load(scores + i), top);
     T lanes[n], reference[n], previous[ROWS];
@@ -211,8 +211,8 @@ inline void decode_scores(int rows, T* scores, const T* q, const T* k, std::ptrd
 }
 
 template <typename T>
-inline void decode_softmax(int rows, bool base2, T* scores, std::ptrdiff_t n_keys, T* maximum, T* total, T* rescale) {
-#define CALL(ROWS) decode_softmax_rows<T, ROWS>(base2, scores, n_keys, maximum, total, rescale)
+inline void decode_softmax(int rows, T unit, T* scores, std::ptrdiff_t n_keys, T* maximum, T* total, T* rescale) {
+#define CALL(ROWS) decode_softmax_rows<T, ROWS>(unit, scores, n_keys, maximum, total, rescale)
     FASTATTN_FOR_ROWS(CALL)
 #undef CALL
 }

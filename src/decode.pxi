@@ -39,10 +39,9 @@ cdef size_t decode_scratch(const Problem* problem, const real* kind) noexcept no
 
 cdef void place_decoding(const Problem* problem, const Entry* entry, Py_ssize_t kv_head, Decoding* decoding,
                          real* q) noexcept nogil:
-    """The rows, and q (rows, D rounded up to whole vectors) = their queries times the scale."""
+    """The rows, and q (rows, D rounded up to whole vectors) = their queries, with the scale's sign."""
     cdef Py_ssize_t n_rows = entry.n_queries * problem.group, n = vector_lanes(q), i
     cdef Py_ssize_t width = (problem.head_dim + n - 1) // n * n
-    cdef real factor = <real>(problem.scale * LOG2E if problem.base2 else problem.scale)
     cdef int row
     decoding.rows = 1
     while decoding.rows < n_rows:
@@ -53,7 +52,7 @@ cdef void place_decoding(const Problem* problem, const Entry* entry, Py_ssize_t 
                                          entry.first_query + decoding.lanes.query[row]),
                  problem.q.column, problem.head_dim, problem.q.kind)
         for i in range(problem.head_dim):
-            q[row * width + i] *= factor
+            q[row * width + i] *= problem.sign
         for i in range(problem.head_dim, width):
             q[row * width + i] = 0
 
@@ -110,14 +109,14 @@ cdef void decode_keys(const Problem* problem, const Entry* entry, const Decoding
             return
     decode_scores(rows, scores, q, <const real*>block.k, block.k_stride, n_keys, problem.head_dim, problem.ahead)
     if problem.softcap != 0:
-        cap_scores(scores, padded, <real>problem.softcap)
+        cap_scores(scores, padded, <real>problem.score_scale, <real>problem.softcap)
     if content == block_mixed:
-        add_bias(scores, bias, padded)
+        add_bias(scores, bias, padded, <real>(1 if problem.softcap != 0 else problem.score_scale))
     for i in range(n_keys * rows, padded):
         scores[i] = -INFINITY
     if not all_visible:
         exclude_keys(decoding, scores, block.start, n_keys)
-    decode_softmax(rows, problem.base2, scores, n_keys, maximum, maximum + rows, rescale)
+    decode_softmax(rows, <real>problem.unit, scores, n_keys, maximum, maximum + rows, rescale)
     if (all_visible and content == block_open) or all_finite(<const real*>block.v, block.v_stride, n_keys,
                                                               problem.value_dim):
         decode_values(rows, state, scores, <const real*>block.v, block.v_stride, n_keys, problem.value_dim, rescale,
@@ -159,7 +158,7 @@ cdef void merge_state(const Problem* problem, int rows, real* into, const real* 
     cdef Py_ssize_t sums = rows * problem.value_dim, feature
     cdef real* maximum = into + sums
     cdef real* total = maximum + rows
-    cdef real top, unit = <real>(1.0 if problem.base2 else LOG2E), a, b
+    cdef real top, unit = <real>problem.unit, a, b
     cdef int row
     for row in range(rows):
         if other[sums + rows + row] == 0 and other[sums + row] == -INFINITY:

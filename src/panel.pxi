@@ -41,11 +41,10 @@ cdef void place_lanes(const Problem* problem, const Entry* entry, Py_ssize_t kv_
 
 cdef void pack_queries(const Problem* problem, const Entry* entry, const Lanes* lanes, real* panel,
                        real* converted) noexcept nogil:
-    """panel (head_dim, lanes) = the lanes' queries transposed, times the scale; `converted` is scratch."""
+    """panel (head_dim, lanes) = the lanes' queries transposed, with the scale's sign; `converted` is scratch."""
     cdef const real* rows[max_lanes]
     cdef int lane, n_lanes = panel_lanes(panel)
     cdef char* source
-    cdef double factor = problem.scale * LOG2E if problem.base2 else problem.scale
     for lane in range(n_lanes):
         source = row_of(&problem.q, entry.index, lanes.head[lane], entry.first_query + lanes.query[lane])
         if problem.q.direct:
@@ -53,16 +52,16 @@ cdef void pack_queries(const Problem* problem, const Entry* entry, const Lanes* 
         else:
             load_row(converted + lane * problem.head_dim, source, problem.q.column, problem.head_dim, problem.q.kind)
             rows[lane] = converted + lane * problem.head_dim
-    pack_rows(panel, <const real**>rows, problem.head_dim, <real>factor)
+    pack_rows(panel, <const real**>rows, problem.head_dim, <real>problem.sign)
 
 
 cdef void close_softmax(const Problem* problem, const Entry* entry, const Lanes* lanes, const real* maximum,
                         const real* total, real* factor) noexcept nogil:
     """factor (lanes) = what the sums must be multiplied by; lse is written; the sink joins the total here, once."""
     cdef int lane
-    cdef double top, weight, sink, share, unit = LN2 if problem.base2 else 1.0
+    cdef double top, weight, sink, share, natural = problem.unit / LOG2E
     for lane in range(lanes.count):
-        top, weight, share = <double>maximum[lane] * unit, <double>total[lane], 1.0
+        top, weight, share = <double>maximum[lane] * natural, <double>total[lane], 1.0
         if weight == 0:
             top = -INFINITY
         if problem.sinks != NULL:

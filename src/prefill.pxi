@@ -96,14 +96,14 @@ cdef void attend_block(const Problem* problem, const Entry* entry, const Lanes* 
     memcpy(previous, maximum, n_lanes * sizeof(real))
     if all_visible and content == block_open and problem.softcap == 0:
         score_block(problem, lanes, panel, k, block.k_stride, n_keys, True, scores, maximum)
-        softmax_block(lanes.vectors, problem.base2, scores, n_keys, maximum, previous, total, rescale)
+        softmax_block(lanes.vectors, <real>problem.unit, scores, n_keys, maximum, previous, total, rescale)
         value_block(problem, lanes, sums, scores, v, block.v_stride, n_keys, rescale)
         return
     score_block(problem, lanes, panel, k, block.k_stride, n_keys, False, scores, maximum)
     if problem.softcap != 0:
-        cap_scores(scores, n_keys * n_lanes, <real>problem.softcap)
+        cap_scores(scores, n_keys * n_lanes, <real>problem.score_scale, <real>problem.softcap)
     if content == block_mixed:
-        add_bias(scores, bias, n_keys * n_lanes)
+        add_bias(scores, bias, n_keys * n_lanes, <real>(1 if problem.softcap != 0 else problem.score_scale))
     for lane in range(n_lanes):
         first[lane] = <real>min(max(lanes.first[lane] - start, 0), n_keys)
         last[lane] = <real>min(max(lanes.last[lane] - start, 0), n_keys)
@@ -111,7 +111,7 @@ cdef void attend_block(const Problem* problem, const Entry* entry, const Lanes* 
         exclude_outside(scores, 0, min(lanes.highest_first - start, n_keys), first, last)
         exclude_outside(scores, max(lanes.lowest_last - start, 0), n_keys, first, last)
     raise_maximum(maximum, scores, n_keys)
-    softmax_block(lanes.vectors, problem.base2, scores, n_keys, maximum, previous, total, rescale)
+    softmax_block(lanes.vectors, <real>problem.unit, scores, n_keys, maximum, previous, total, rescale)
     if block.finite < 0:
         block.finite = all_finite(<const real*>block.v, block.v_stride, block.end - block.start, problem.value_dim)
     if block.finite or (all_visible and content == block_open):

@@ -123,7 +123,6 @@ cdef int run(Problem* problem, int num_threads, object source, const real* kind)
     cdef char* memory
     cdef char* aligned
     cdef int n_workers
-    problem.base2 = True
     problem.ahead = 8192
     if source is not None:
         options = Options(source)
