@@ -66,7 +66,7 @@ def attention(
             1 1 1 0
             1 1 1 1
     window : (left, right), optional
-        Distances around the same diagonal that are visible, inclusive; -1 or None is unbounded.
+        Distances around the same diagonal that are visible, inclusive; -1 or None (or 2**59 and more) is unbounded.
     q_offset : int or integer array of the leading shape, optional
         Position of query 0 among the keys. Default ``S - N`` (per entry ``kv_lens - N``): the last query sees the
         last key.
@@ -115,7 +115,7 @@ def attention(
     """
     if (
         type(q) is type(k) is type(v) is np.ndarray
-        and q.dtype is FLOAT32
+        and q.dtype is k.dtype is v.dtype is FLOAT32
         and mask is bias is window is q_offset is kv_lens is block_table is softcap is alibi_slopes is sinks is None
         and scale is out is num_threads is None
         and causal is return_lse is False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -31,7 +32,10 @@ def lse_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def _one_entry_axis(array: Array | None, n_core: int) -> Array | None:
-    return None if array is None else array.reshape(-1, *array.shape[-n_core:])
+    """The leading axes as one; their number is worked out, because -1 cannot be among axes of size 0."""
+    if array is None or array.ndim == n_core + 1:
+        return array
+    return array.reshape(math.prod(array.shape[:-n_core]), *array.shape[-n_core:])
 
 
 def call_over_leading(
@@ -46,13 +50,12 @@ def call_over_leading(
     extra = [] if options is None else [x for x in (options.mask, options.bias) if x is not None]
     arrays = [q, out, *extra] if paged else [q, k, v, out, *extra]
     if len(lead) <= 1 or all(leading_collapses(x, 3) for x in arrays):
-        flat = [x.reshape(-1, *x.shape[-3:]) if x.ndim != 4 else x for x in (q, out)]
-        keys = [x if paged or x.ndim == 4 else x.reshape(-1, *x.shape[-3:]) for x in (k, v)]
-        if options is not None and lead != (1,):
+        if options is not None and len(lead) != 1:
             options = replace(
                 options, mask=_one_entry_axis(options.mask, 3), bias=_one_entry_axis(options.bias, 3)
             )
-        call_kernel(flat[0], *keys, flat[1], _one_entry_axis(lse, 2), scale, num_threads, options)
+        q, k, v, out = (_one_entry_axis(x, 3) for x in (q, k, v, out))
+        call_kernel(q, k, v, out, _one_entry_axis(lse, 2), scale, num_threads, options)
         return
     for outer in range(lead[0]):
         call_over_leading(
@@ -71,7 +74,7 @@ def _entries_of(options: Options, outer: int, n_outer: int) -> Options:
     """The options of one index of the outermost leading axis."""
 
     def part(array: Array | None) -> Array | None:
-        return None if array is None else array.reshape(n_outer, -1, *array.shape[1:])[outer]
+        return None if array is None else array.reshape(n_outer, len(array) // n_outer, *array.shape[1:])[outer]
 
     return replace(
         options,

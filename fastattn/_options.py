@@ -12,6 +12,7 @@ import numpy as np
 from fastattn._arrays import KINDS, Array, as_array, as_integers, bits_view, float_kind
 
 UNBOUNDED = 1 << 61
+FARTHEST = 1 << 59
 
 
 @dataclass(slots=True)
@@ -88,7 +89,7 @@ def _window_side(name: str, value: Any) -> int:
         raise TypeError(f"window's {name} side must be an integer or None, got {value!r}") from None
     if side < -1:
         raise ValueError(f"window's {name} side must be at least 0, or -1 or None for unbounded, got {side}")
-    return UNBOUNDED if side == -1 else min(side, UNBOUNDED)
+    return UNBOUNDED if side == -1 or side >= FARTHEST else side
 
 
 def check_window(window: Any, causal: bool) -> tuple[int, int]:
@@ -112,7 +113,8 @@ def check_lengths(kv_lens: Any, sizes: Sizes) -> Array:
 
 
 def check_offsets(q_offset: Any, sizes: Sizes) -> Array:
-    return np.clip(as_integers("q_offset", q_offset, sizes.lead).reshape(-1), -UNBOUNDED, UNBOUNDED)
+    """Positions beyond any array are brought near enough that sums with them fit 64 bits."""
+    return np.clip(as_integers("q_offset", q_offset, sizes.lead).reshape(-1), -2 * FARTHEST, 2 * FARTHEST)
 
 
 def check_per_head(name: str, value: Any, sizes: Sizes, per_entry: bool) -> Array:
@@ -157,7 +159,7 @@ def check_pages(block_table: Any, lead: tuple[int, ...]) -> Array:
         raise TypeError(f"block_table must be integers, got {array.dtype}")
     if array.ndim != len(lead) + 1 or array.shape[:-1] != lead:
         raise ValueError(f"block_table must have shape {(*lead, 'max_pages')}, got {array.shape}")
-    return np.ascontiguousarray(array.astype(np.int64).reshape(-1, array.shape[-1]))
+    return np.ascontiguousarray(array.astype(np.int64).reshape(math.prod(lead), array.shape[-1]))
 
 
 def check_pages_used(pages: Array, lengths: Array, page_size: int, n_pages: int) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from fastattn._dispatch import kernel
 
 _chosen: int | None = None
+_worked_out: int | None = None
 _forked = False
 
 
@@ -78,7 +79,7 @@ def get_num_threads() -> int:
     -------
     int
         What `set_num_threads` set, else the default: the smallest of the CPUs in the affinity mask, the control
-        group's CPU quota (rounded up), ``OMP_NUM_THREADS`` and ``FASTATTN_NUM_THREADS``; never more than OpenMP's
+        group's CPU quota (rounded up), ``OMP_NUM_THREADS`` and ``FASTATTN_NUM_THREADS``, and not more than OpenMP's
         own current limit (which threadpoolctl sets). 1 in a forked child and in builds without OpenMP.
 
     Examples
@@ -87,12 +88,14 @@ def get_num_threads() -> int:
     >>> fastattn.get_num_threads() >= 1
     True
     """
-    global _chosen
-    if _forked:
+    global _worked_out
+    if _forked or not kernel.openmp:
         return 1
-    if _chosen is None:
-        _chosen = _default()
-    return min(_chosen, kernel.max_threads())
+    if _chosen is not None:
+        return _chosen
+    if _worked_out is None:
+        _worked_out = _default()
+    return min(_worked_out, kernel.max_threads())
 
 
 def set_num_threads(num_threads: int | None) -> None:
@@ -116,8 +119,8 @@ def set_num_threads(num_threads: int | None) -> None:
     1
     >>> fastattn.set_num_threads(None)
     """
-    global _chosen
-    _chosen = None if num_threads is None else check_num_threads(num_threads)
+    global _chosen, _worked_out
+    _chosen, _worked_out = None if num_threads is None else check_num_threads(num_threads), None
 
 
 def check_num_threads(num_threads: object) -> int:

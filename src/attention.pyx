@@ -1,10 +1,10 @@
 # Exact attention on strided arrays: the entry points of one kernel module.
 #
 # Scores, softmax and weighted sum follow each other block by block of keys; no array of queries x keys exists.
-# `prefill.pxi` is the loop for many queries. Tiles in C++ headers keep the innermost loops in registers.
+# `prefill.pxi` is the loop for many queries, `decode.pxi` the one for few. Tiles in C++ headers keep the innermost loops in registers.
 
 from cython.parallel cimport prange
-from libc.math cimport INFINITY, NAN, exp, log, sqrt
+from libc.math cimport INFINITY, NAN, exp, exp2, fabs, log, sqrt
 from libc.stdint cimport int64_t, uint16_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset, strcmp
@@ -19,12 +19,13 @@ ctypedef fused real:
 cdef extern from "Python.h":
     const Py_ssize_t PY_SSIZE_T_MAX
 
-cdef double LOG2E = 1.4426950408889634, LN2 = 0.6931471805599453
+cdef double LOG2E = 1.4426950408889634
 
 include "problem.pxi"
 include "panel.pxi"
 include "bias.pxi"
 include "prefill.pxi"
+include "decode.pxi"
 include "work.pxi"
 include "options.pxi"
 include "common_call.pxi"

@@ -7,14 +7,17 @@ cdef enum BlockContent:
     block_mixed
 
 
-cdef void transpose_block(const Tensor* tensor, const Entry* entry, const Lanes* lanes, Py_ssize_t start,
-                          Py_ssize_t count, real* block, real* rows) noexcept nogil:
-    """block (count, lanes) = keys [start, start + count) of each lane's row; rows (lanes, count) is scratch."""
+cdef void transpose_block(const Tensor* tensor, const Entry* entry, const Lanes* lanes, int n_lanes,
+                          Py_ssize_t start, Py_ssize_t n_keys, Py_ssize_t count, real* block,
+                          real* rows) noexcept nogil:
+    """block (n_keys, n_lanes), padded to count numbers = keys [start, start + n_keys) of each lane's row; rows
+    (n_lanes, n_keys) is scratch."""
     cdef const real* row[max_lanes]
     cdef int lane
+    cdef Py_ssize_t key
     cdef char* source
     cdef char* previous = NULL
-    for lane in range(panel_lanes(block)):
+    for lane in range(n_lanes):
         source = (row_of(tensor, entry.index, lanes.head[lane], entry.first_query + lanes.query[lane])
                   + start * tensor.column)
         if tensor.direct:
@@ -22,35 +25,46 @@ cdef void transpose_block(const Tensor* tensor, const Entry* entry, const Lanes*
         elif source == previous:    # broadcast over queries or heads
             row[lane] = row[lane - 1]
         else:
-            load_row(rows + lane * count, source, tensor.column, count, tensor.kind)
-            row[lane] = rows + lane * count
+            load_row(rows + lane * n_keys, source, tensor.column, n_keys, tensor.kind)
+            row[lane] = rows + lane * n_keys
         previous = source
-    pack_rows(block, <const real**>row, count, <real>1)
+    if n_lanes == panel_lanes(block):
+        pack_rows(block, <const real**>row, n_keys, <real>1)
+        return
+    for lane in range(n_lanes):
+        for key in range(n_keys):
+            block[key * n_lanes + lane] = row[lane][key]
+    for key in range(n_keys * n_lanes, count):
+        block[key] = -INFINITY
 
 
-cdef BlockContent build_bias(const Problem* problem, const Entry* entry, const Lanes* lanes, Py_ssize_t start,
-                             Py_ssize_t count, real* block, real* second, real* rows) noexcept nogil:
-    """block (count, lanes) = mask + bias + ALiBi of keys [start, start + count); `second` and rows are scratch."""
+cdef BlockContent build_bias(const Problem* problem, const Entry* entry, const Lanes* lanes, int n_lanes,
+                             Py_ssize_t start, Py_ssize_t n_keys, Py_ssize_t count, real* block, real* second,
+                             real* rows) noexcept nogil:
+    """block = mask + bias + ALiBi of keys [start, start + n_keys), (n_keys, n_lanes) padded to count numbers;
+    `second` and rows are scratch."""
     cdef bint begun = False
     cdef real slopes[max_lanes]
     cdef real distance[max_lanes]
     cdef int lane
     if problem.mask.data != NULL:
-        transpose_block(&problem.mask, entry, lanes, start, count, block, rows)
+        transpose_block(&problem.mask, entry, lanes, n_lanes, start, n_keys, count, block, rows)
         if all_equal(block, count, <real>-INFINITY):
             return block_hidden
         begun = True
     if problem.bias.data != NULL:
-        transpose_block(&problem.bias, entry, lanes, start, count, second if begun else block, rows)
+        transpose_block(&problem.bias, entry, lanes, n_lanes, start, n_keys, count, second if begun else block, rows)
         if begun:
             combine_bias(block, second, count)
         begun = True
     if problem.slopes != NULL:
-        for lane in range(panel_lanes(block)):
+        for lane in range(n_lanes):
             slopes[lane] = <real>problem.slopes[entry.index * problem.n_heads + lanes.head[lane]]
             distance[lane] = <real>(lanes.query[lane] + entry.offset - start)
-        add_slopes(block, not begun, count, <const real*>slopes, <const real*>distance)
-    elif problem.bias.data == NULL and problem.mask.kind == kind_bool and all_equal(block, count, <real>0):
+        add_slopes(block, not begun, n_keys, n_lanes, <const real*>slopes, <const real*>distance)
+        for lane in range(<int>(count - n_keys * n_lanes)):
+            block[n_keys * n_lanes + lane] = -INFINITY
+    elif problem.bias.data == NULL and problem.mask.kind == kind_bool and all_equal(block, n_keys * n_lanes, <real>0):
         return block_open
     return block_mixed
 

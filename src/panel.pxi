@@ -13,16 +13,25 @@ cdef struct Lanes:                  # what each lane stands for; lanes past the 
 cdef void place_lanes(const Problem* problem, const Entry* entry, Py_ssize_t kv_head, Py_ssize_t first_row,
                       Py_ssize_t n_rows, int n_lanes, Lanes* lanes) noexcept nogil:
     cdef int lane
-    cdef Py_ssize_t row
+    cdef Py_ssize_t query = first_row // problem.group, member = first_row % problem.group
+    cdef bint all_keys = problem.left == unbounded and problem.right == unbounded
     lanes.count = <int>min(n_rows - first_row, <Py_ssize_t>n_lanes)
     lanes.vectors = 1 if lanes.count <= n_lanes // 2 else 2
-    lanes.lowest_first = lanes.lowest_last = PY_SSIZE_T_MAX
-    lanes.highest_first = lanes.highest_last = 0
     for lane in range(n_lanes):
-        row = min(first_row + lane, n_rows - 1)
-        lanes.query[lane] = row // problem.group
-        lanes.head[lane] = kv_head * problem.group + row % problem.group
-        visible_keys(problem, entry, lanes.query[lane], &lanes.first[lane], &lanes.last[lane])
+        lanes.query[lane], lanes.head[lane] = query, kv_head * problem.group + member
+        if all_keys:
+            lanes.first[lane], lanes.last[lane] = 0, entry.n_keys
+        else:
+            visible_keys(problem, entry, query, &lanes.first[lane], &lanes.last[lane])
+        if lane + 1 < lanes.count:
+            member += 1
+            if member == problem.group:
+                query, member = query + 1, 0
+    lanes.lowest_first, lanes.highest_first = (0 if all_keys else PY_SSIZE_T_MAX), 0
+    lanes.lowest_last = lanes.highest_last = lanes.last[0]
+    if all_keys:
+        return
+    for lane in range(n_lanes):
         lanes.lowest_last = min(lanes.lowest_last, lanes.last[lane])
         lanes.highest_last = max(lanes.highest_last, lanes.last[lane])
         lanes.highest_first = max(lanes.highest_first, lanes.first[lane])
@@ -32,11 +41,10 @@ cdef void place_lanes(const Problem* problem, const Entry* entry, Py_ssize_t kv_
 
 cdef void pack_queries(const Problem* problem, const Entry* entry, const Lanes* lanes, real* panel,
                        real* converted) noexcept nogil:
-    """panel (head_dim, lanes) = the lanes' queries transposed, times the scale; `converted` is scratch."""
+    """panel (head_dim, lanes) = the lanes' queries transposed, with the scale's sign; `converted` is scratch."""
     cdef const real* rows[max_lanes]
     cdef int lane, n_lanes = panel_lanes(panel)
     cdef char* source
-    cdef double factor = problem.scale * LOG2E if problem.base2 else problem.scale
     for lane in range(n_lanes):
         source = row_of(&problem.q, entry.index, lanes.head[lane], entry.first_query + lanes.query[lane])
         if problem.q.direct:
@@ -44,34 +52,43 @@ cdef void pack_queries(const Problem* problem, const Entry* entry, const Lanes* 
         else:
             load_row(converted + lane * problem.head_dim, source, problem.q.column, problem.head_dim, problem.q.kind)
             rows[lane] = converted + lane * problem.head_dim
-    pack_rows(panel, <const real**>rows, problem.head_dim, <real>factor)
+    pack_rows(panel, <const real**>rows, problem.head_dim, <real>problem.sign)
 
 
-cdef void finish_panel(const Problem* problem, const Entry* entry, const Lanes* lanes, real* sums,
-                       const real* maximum, const real* total, real* factor, real* converted) noexcept nogil:
-    """Divide by the softmax totals, transpose back and write out and lse; the sink joins the total here, once."""
-    cdef real* rows[max_lanes]
+cdef void close_softmax(const Problem* problem, const Entry* entry, const Lanes* lanes, const real* maximum,
+                        const real* total, real* factor) noexcept nogil:
+    """factor (lanes) = what the sums must be multiplied by; lse is written; the sink joins the total here, once."""
     cdef int lane
-    cdef double top, weight, sink, share, unit = LN2 if problem.base2 else 1.0
-    cdef char* target
+    cdef double top, weight, sink, share, natural = problem.unit / LOG2E
     for lane in range(lanes.count):
-        top, weight, share = <double>maximum[lane] * unit, <double>total[lane], 1.0
+        top, weight, share = <double>maximum[lane] * natural, <double>total[lane], 1.0
         if weight == 0:
             top = -INFINITY
         if problem.sinks != NULL:
             sink = problem.sinks[lanes.head[lane]]
             if sink > top:
                 share = exp(top - sink)
-                weight, top = weight * share + 1, sink
-            elif sink > -INFINITY:
+                weight, top = weight * share + exp(sink - sink), sink
+            elif sink != -INFINITY:     # also when it is NaN
                 weight += exp(sink - top)
         factor[lane] = <real>(share / weight)
         if weight == 0:             # nothing was visible: 0; every visible score is -inf: NaN, as in NumPy
             weight = NAN if sees_any(problem, entry, lanes, lane, maximum) else 0.0
             factor[lane] = <real>weight
         if problem.lse.data != NULL:
-            target = row_of(&problem.lse, entry.index, lanes.head[lane], entry.first_query + lanes.query[lane])
-            (<real*>target)[0] = <real>(top + log(weight))
+            (<real*>row_of(&problem.lse, entry.index, lanes.head[lane],
+                           entry.first_query + lanes.query[lane]))[0] = <real>(top + log(weight))
+
+
+cdef void finish_panel(const Problem* problem, const Entry* entry, const Lanes* lanes, real* sums,
+                       const real* maximum, const real* total, real* factor, real* converted) noexcept nogil:
+    """Divide by the softmax totals, transpose back and write out and lse."""
+    cdef real* rows[max_lanes]
+    cdef int lane
+    cdef char* target
+    if problem.sinks != NULL or problem.lse.data != NULL or not reciprocals(factor, total):
+        close_softmax(problem, entry, lanes, maximum, total, factor)
+    for lane in range(lanes.count):
         target = row_of(&problem.out, entry.index, lanes.head[lane], entry.first_query + lanes.query[lane])
         rows[lane] = <real*>target if problem.out.direct else converted + lane * problem.value_dim
     unpack_rows(rows, lanes.count, sums, problem.value_dim, factor)

@@ -8,10 +8,16 @@
 # Per item: up to `panels_per_item` panels of one (entry, key/value head) go through the key blocks together.
 
 
-cdef inline Py_ssize_t key_block(const real* kind) noexcept nogil:
-    """Keys per block: 192 in float32 and 96 in float64 (rows of 64 features: 48 KB of keys, as much of values, and
-    scores of 12 KB, beside the panels within a 256 KB second-level cache). A multiple of 6 and of 8, the tile rows."""
-    return 192 if sizeof(real) == 4 else 96
+cdef inline Py_ssize_t most_block_keys(const real* kind) noexcept nogil:
+    """Most keys per block: 128 in float32 and 64 in float64. The value tile walks the block's weights (8 KB) and one
+    cache line of each of its values (8 KB), for each tile of features: half of a 32 KB first-level cache."""
+    return 256 if sizeof(real) == 4 else 128
+
+
+cdef inline Py_ssize_t block_keys(Py_ssize_t n_keys, const real* kind) noexcept nogil:
+    """Keys per block: nearly equal blocks, so that the last is not a stub."""
+    cdef Py_ssize_t n_blocks = (n_keys + most_block_keys(kind) - 1) // most_block_keys(kind)
+    return (n_keys + n_blocks - 1) // n_blocks if n_blocks > 0 else 1
 
 
 cdef size_t panel_size(const Problem* problem, const real* kind) noexcept nogil:
@@ -20,21 +26,21 @@ cdef size_t panel_size(const Problem* problem, const real* kind) noexcept nogil:
 
 
 cdef size_t prefill_scratch(const Problem* problem, const real* kind) noexcept nogil:
-    """Bytes of scratch that one worker needs."""
-    cdef size_t lanes = panel_lanes(kind), block = min(key_block(kind), problem.n_keys)
+    """Numbers of scratch that one worker needs."""
+    cdef size_t lanes = panel_lanes(kind), block = most_block_keys(kind)
     cdef size_t numbers = (panels_per_item * panel_size(problem, kind)
                            + block * (lanes + problem.head_dim + problem.value_dim)
                            + lanes * max(problem.head_dim, problem.value_dim))
     if problem.has_bias:
         numbers += 3 * block * lanes
-    return numbers * sizeof(real)
+    return numbers
 
 
 cdef void score_block(const Problem* problem, const Lanes* lanes, const real* panel, const real* k,
                       Py_ssize_t k_stride, Py_ssize_t n_keys, bint keep_maximum, real* scores,
                       real* maximum) noexcept nogil:
     """scores (n_keys, lanes) = k (n_keys, D) @ panel (D, lanes), in tiles of nearly equal rows."""
-    cdef Py_ssize_t n_tiles = (n_keys + tile_rows - 1) // tile_rows
+    cdef Py_ssize_t most = tile_rows_for(lanes.vectors), n_tiles = (n_keys + most - 1) // most
     cdef Py_ssize_t rows = n_keys // n_tiles, longer = n_keys % n_tiles, tile, key = 0
     for tile in range(n_tiles):
         score_tile(<int>(rows + (tile < longer)), lanes.vectors, keep_maximum, scores + key * panel_lanes(scores),
@@ -45,7 +51,8 @@ cdef void score_block(const Problem* problem, const Lanes* lanes, const real* pa
 cdef void value_block(const Problem* problem, const Lanes* lanes, real* sums, const real* weights, const real* v,
                       Py_ssize_t v_stride, Py_ssize_t n_keys, const real* rescale) noexcept nogil:
     """sums (E, lanes) = sums * rescale + v (n_keys, E)^T @ weights (n_keys, lanes), in tiles of features."""
-    cdef Py_ssize_t n_tiles = (problem.value_dim + tile_rows - 1) // tile_rows, rows, longer, tile, feature = 0
+    cdef Py_ssize_t most = tile_rows_for(lanes.vectors), n_tiles = (problem.value_dim + most - 1) // most
+    cdef Py_ssize_t rows, longer, tile, feature = 0
     if n_tiles == 0:
         return
     rows, longer = problem.value_dim // n_tiles, problem.value_dim % n_tiles
@@ -82,21 +89,21 @@ cdef void attend_block(const Problem* problem, const Entry* entry, const Lanes* 
     if n_keys <= 0:
         return
     if problem.has_bias:
-        content = build_bias(problem, entry, lanes, start, n_keys, bias, bias + n_keys * n_lanes,
-                             bias + 2 * n_keys * n_lanes)
+        content = build_bias(problem, entry, lanes, <int>n_lanes, start, n_keys, n_keys * n_lanes, bias,
+                             bias + n_keys * n_lanes, bias + 2 * n_keys * n_lanes)
         if content == block_hidden:
             return
     memcpy(previous, maximum, n_lanes * sizeof(real))
     if all_visible and content == block_open and problem.softcap == 0:
         score_block(problem, lanes, panel, k, block.k_stride, n_keys, True, scores, maximum)
-        softmax_block(lanes.vectors, problem.base2, scores, n_keys, maximum, previous, total, rescale)
+        softmax_block(lanes.vectors, <real>problem.unit, scores, n_keys, maximum, previous, total, rescale)
         value_block(problem, lanes, sums, scores, v, block.v_stride, n_keys, rescale)
         return
     score_block(problem, lanes, panel, k, block.k_stride, n_keys, False, scores, maximum)
     if problem.softcap != 0:
-        cap_scores(scores, n_keys, <real>problem.softcap)
+        cap_scores(scores, n_keys * n_lanes, <real>problem.score_scale, <real>problem.softcap)
     if content == block_mixed:
-        add_bias(scores, bias, n_keys)
+        add_bias(scores, bias, n_keys * n_lanes, <real>(1 if problem.softcap != 0 else problem.score_scale))
     for lane in range(n_lanes):
         first[lane] = <real>min(max(lanes.first[lane] - start, 0), n_keys)
         last[lane] = <real>min(max(lanes.last[lane] - start, 0), n_keys)
@@ -104,7 +111,7 @@ cdef void attend_block(const Problem* problem, const Entry* entry, const Lanes* 
         exclude_outside(scores, 0, min(lanes.highest_first - start, n_keys), first, last)
         exclude_outside(scores, max(lanes.lowest_last - start, 0), n_keys, first, last)
     raise_maximum(maximum, scores, n_keys)
-    softmax_block(lanes.vectors, problem.base2, scores, n_keys, maximum, previous, total, rescale)
+    softmax_block(lanes.vectors, <real>problem.unit, scores, n_keys, maximum, previous, total, rescale)
     if block.finite < 0:
         block.finite = all_finite(<const real*>block.v, block.v_stride, block.end - block.start, problem.value_dim)
     if block.finite or (all_visible and content == block_open):
@@ -120,13 +127,13 @@ cdef void attend_panels(const Problem* problem, const Entry* entry, Py_ssize_t k
     cdef Lanes lanes[panels_per_item]
     cdef Block block
     cdef int n_lanes = panel_lanes(scratch), n_panels = 0, panel
-    cdef Py_ssize_t size = panel_size(problem, scratch), block_size = min(key_block(scratch), problem.n_keys)
+    cdef Py_ssize_t size = panel_size(problem, scratch), block_size = block_keys(entry.n_keys, scratch)
     cdef Py_ssize_t lowest = PY_SSIZE_T_MAX, highest = 0, grid, n_keys
     cdef real* scores = scratch + panels_per_item * size
-    cdef real* converted = scores + block_size * n_lanes    # (lanes, max(D, E)), queries in and results out
+    cdef real* converted = scores + most_block_keys(scratch) * n_lanes  # (lanes, max(D, E)), queries in, results out
     cdef real* key_rows = converted + n_lanes * max(problem.head_dim, problem.value_dim)
-    cdef real* value_rows = key_rows + block_size * problem.head_dim
-    cdef real* bias = value_rows + block_size * problem.value_dim
+    cdef real* value_rows = key_rows + most_block_keys(scratch) * problem.head_dim
+    cdef real* bias = value_rows + most_block_keys(scratch) * problem.value_dim
     cdef real* state
     while n_panels < panels_per_item and first_row + n_panels * n_lanes < n_rows:
         state = scratch + n_panels * size

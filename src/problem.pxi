@@ -22,9 +22,12 @@ cdef struct Problem:
     Tensor lse                      # (entries, H, N)
     Py_ssize_t n_entries, n_heads, n_kv_heads, group
     Py_ssize_t n_queries, n_keys, head_dim, value_dim
-    double scale, softcap           # softcap 0: off
+    double softcap                  # 0: off
+    int sign                        # of the scale, applied to the queries: exact
+    double score_scale              # |scale| when something is added to scores, which happens in natural units;
+    double unit                     # else 1, and it is part of the unit of the exponent, free of rounding errors:
+                                    # weight = 2**(unit * (score - maximum))
     bint has_bias                   # mask, bias or slopes given
-    bint base2                      # scores in units of log 2: nothing is added to them
     int64_t left, right             # window around the diagonal, in keys
     const int64_t* lengths          # (entries,) valid keys, or NULL
     const int64_t* offsets          # (entries,) position of query 0 among the keys, or NULL: end-aligned
@@ -32,6 +35,7 @@ cdef struct Problem:
     const int64_t* key_bounds
     const int64_t* pages            # (entries, pages_per_entry) page numbers, or NULL
     Py_ssize_t pages_per_entry, page_size
+    Py_ssize_t ahead                # bytes by which decoding prefetches
     const double* slopes            # (entries, H) ALiBi slopes, or NULL
     const double* sinks             # (H,) or NULL
 

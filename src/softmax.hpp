@@ -2,6 +2,8 @@
 // stay independent: there is no horizontal reduction.
 #pragma once
 
+#include <cmath>
+
 #include "tiles.hpp"
 
 namespace {
@@ -19,72 +21,70 @@ FASTATTN_NOINLINE void raise_maximum(T* maximum, const T* scores, std::ptrdiff_t
     }
 }
 
-// scores (n_keys, lanes) become weights exp(score - maximum); total and rescale are brought up to date.
-// Scores are in units of log 2 when `base2`, natural units otherwise: then the difference is multiplied by log2(e)
-// after the subtraction, so that a finite score can be as large as its type allows.
-// A lane whose maximum is still -inf has seen nothing; its reference is 0, so its weights are 0 and not NaN.
-template <typename T, int VECTORS, bool BASE2>
-FASTATTN_NOINLINE void exponentiate(T* scores, std::ptrdiff_t n_keys, T* maximum, const T* previous, T* total,
-                                    T* rescale) {
+// scores (KEYS, lanes) become weights, which are added to sum.
+template <typename T, int KEYS, int VECTORS>
+FASTATTN_INLINE void exponentiate_keys(T* scores, Vector<T> unit, const Vector<T> (&reference)[VECTORS],
+                                       Vector<T> (&sum)[VECTORS]) {
+    Vector<T> x[KEYS * VECTORS];
+    FASTATTN_UNROLL
+    for (int i = 0; i < KEYS * VECTORS; ++i) {
+        x[i] = load(scores + i / VECTORS * panel_lanes_of<T> + i % VECTORS * lanes_of<T>);
+        x[i] = (x[i] - reference[i % VECTORS]) * unit;
+    }
+    exp2_nonpositive<T, KEYS * VECTORS>(x);
+    FASTATTN_UNROLL
+    for (int i = 0; i < KEYS * VECTORS; ++i) {
+        store(scores + i / VECTORS * panel_lanes_of<T> + i % VECTORS * lanes_of<T>, x[i]);
+        sum[i % VECTORS] = sum[i % VECTORS] + x[i];
+    }
+}
+
+// scores (n_keys, lanes) become weights 2**(unit * (score - maximum)); total and rescale are brought up to date.
+// The difference is taken before it is multiplied, so large scores lose nothing to the change of base, and a finite
+// score can be as large as its type allows. A lane whose maximum is still -inf has seen nothing; its reference is 0,
+// so its weights are 0 and not NaN.
+template <typename T, int VECTORS>
+FASTATTN_NOINLINE void exponentiate(T unit_of_scores, T* scores, std::ptrdiff_t n_keys, const T* maximum,
+                                    const T* previous, T* total, T* rescale) {
     constexpr int n = lanes_of<T>;
-    const Vector<T> log2e = broadcast<T>(T(1.442695040888963407));
+    const Vector<T> unit = broadcast<T>(unit_of_scores);
     const Vector<T> lowest = broadcast<T>(minus_infinity<T>), zero = broadcast<T>(T(0));
-    Vector<T> reference[VECTORS], sum[2][VECTORS] = {};
+    Vector<T> reference[VECTORS], sum[VECTORS] = {};
     FASTATTN_UNROLL
     for (int c = 0; c < VECTORS; ++c) {
         const Vector<T> top = load(maximum + c * n);
         reference[c] = select<T>(top == lowest, zero, top);
     }
     std::ptrdiff_t key = 0;
-    for (; key + 2 <= n_keys; key += 2) {
-        FASTATTN_UNROLL
-        for (int r = 0; r < 2; ++r) {
-            FASTATTN_UNROLL
-            for (int c = 0; c < VECTORS; ++c) {
-                T* at = scores + (key + r) * panel_lanes_of<T> + c * n;
-                Vector<T> x = load(at) - reference[c];
-                if constexpr (!BASE2) x = x * log2e;
-                const Vector<T> weight = exp2_nonpositive<T>(x);
-                store(at, weight);
-                sum[r][c] = sum[r][c] + weight;
-            }
-        }
-    }
-    if (key < n_keys) {
-        FASTATTN_UNROLL
-        for (int c = 0; c < VECTORS; ++c) {
-            T* at = scores + key * panel_lanes_of<T> + c * n;
-            Vector<T> x = load(at) - reference[c];
-            if constexpr (!BASE2) x = x * log2e;
-            const Vector<T> weight = exp2_nonpositive<T>(x);
-            store(at, weight);
-            sum[0][c] = sum[0][c] + weight;
-        }
-    }
+    for (; key + 2 <= n_keys; key += 2)
+        exponentiate_keys<T, 2, VECTORS>(scores + key * panel_lanes_of<T>, unit, reference, sum);
+    if (key < n_keys) exponentiate_keys<T, 1, VECTORS>(scores + key * panel_lanes_of<T>, unit, reference, sum);
     FASTATTN_UNROLL
     for (int c = 0; c < VECTORS; ++c) {
-        Vector<T> x = load(previous + c * n) - reference[c];
-        if constexpr (!BASE2) x = x * log2e;
-        const Vector<T> factor = exp2_nonpositive<T>(x);
+        const Vector<T> factor = exp2_nonpositive<T>((load(previous + c * n) - reference[c]) * unit);
         store(rescale + c * n, factor);
-        store(total + c * n, load(total + c * n) * factor + (sum[0][c] + sum[1][c]));
+        store(total + c * n, load(total + c * n) * factor + sum[c]);
     }
 }
 
 template <typename T>
-inline void softmax_block(int vectors, bool base2, T* scores, std::ptrdiff_t n_keys, T* maximum, const T* previous,
+inline void softmax_block(int vectors, T unit, T* scores, std::ptrdiff_t n_keys, const T* maximum, const T* previous,
                           T* total, T* rescale) {
-    if (vectors == 1) {
-        if (base2)
-            exponentiate<T, 1, true>(scores, n_keys, maximum, previous, total, rescale);
-        else
-            exponentiate<T, 1, false>(scores, n_keys, maximum, previous, total, rescale);
-    } else {
-        if (base2)
-            exponentiate<T, 2, true>(scores, n_keys, maximum, previous, total, rescale);
-        else
-            exponentiate<T, 2, false>(scores, n_keys, maximum, previous, total, rescale);
+    if (vectors == 1)
+        exponentiate<T, 1>(unit, scores, n_keys, maximum, previous, total, rescale);
+    else
+        exponentiate<T, 2>(unit, scores, n_keys, maximum, previous, total, rescale);
+}
+
+// factor (lanes) = 1 / total; false when some total is 0 and needs a closer look.
+template <typename T>
+inline bool reciprocals(T* factor, const T* total) {
+    bool none_zero = true;
+    for (int lane = 0; lane < panel_lanes_of<T>; ++lane) {
+        factor[lane] = T(1) / total[lane];
+        none_zero &= total[lane] != T(0);
     }
+    return none_zero;
 }
 
 // scores (n_keys, lanes) become -inf where key is outside [first[lane], last[lane]), bounds
@@ -104,62 +104,61 @@ FASTATTN_NOINLINE void exclude_outside(T* scores, std::ptrdiff_t from_key, std::
     }
 }
 
-// scores = cap * tanh(scores / cap)
+// scores = cap * tanh(scale * scores / cap). Here and below `count` numbers are whole vectors.
 template <typename T>
-FASTATTN_NOINLINE void cap_scores(T* scores, std::ptrdiff_t n_keys, T cap) {
-    const Vector<T> limit = broadcast<T>(cap);
-    for (std::ptrdiff_t i = 0; i < n_keys * panel_lanes_of<T>; i += lanes_of<T>)
-        store(scores + i, limit * tanh_of<T>(load(scores + i) / limit));
+FASTATTN_NOINLINE void cap_scores(T* scores, std::ptrdiff_t count, T scale, T cap) {
+    const Vector<T> limit = broadcast<T>(cap), factor = broadcast<T>(scale);
+    for (std::ptrdiff_t i = 0; i < count; i += lanes_of<T>)
+        store(scores + i, limit * tanh_of<T>(load(scores + i) * factor / limit));
 }
 
-// scores + bias where the bias is finite; -inf, whatever the score, where the bias is -inf (excluded). A finite
-// sum that would overflow stays at the largest finite number, so finfo.min is an ordinary bias. When two biases are
-// combined, -inf in either excludes.
-template <typename T, bool COMBINE>
-FASTATTN_NOINLINE void add_bias_block(T* scores, const T* bias, std::ptrdiff_t n_keys) {
+// a + b where both are finite; b = -inf excludes, whatever a is. A finite sum that would overflow stays at the
+// largest finite number, so finfo.min is an ordinary bias.
+template <typename T>
+FASTATTN_INLINE Vector<T> add_excluding(Vector<T> a, Vector<T> b) {
     const Vector<T> lowest = broadcast<T>(minus_infinity<T>), highest = broadcast<T>(-minus_infinity<T>);
-    const Vector<T> largest = broadcast<T>(std::numeric_limits<T>::max());
-    const Vector<T> smallest = broadcast<T>(std::numeric_limits<T>::lowest());
-    for (std::ptrdiff_t i = 0; i < n_keys * panel_lanes_of<T>; i += lanes_of<T>) {
-        const Vector<T> score = load(scores + i), added = load(bias + i);
-        Vector<T> sum = score + added;
-        sum = select<T>((sum == lowest) & (score > lowest), smallest, sum);
-        sum = select<T>((sum == highest) & (score < highest) & (added < highest), largest, sum);
-        sum = select<T>(added == lowest, lowest, sum);
-        if constexpr (COMBINE) sum = select<T>(score == lowest, lowest, sum);
-        store(scores + i, sum);
+    Vector<T> sum = a + b;
+    sum = select<T>((sum == lowest) & (a > lowest), broadcast<T>(std::numeric_limits<T>::lowest()), sum);
+    sum = select<T>((sum == highest) & (a < highest) & (b < highest), broadcast<T>(std::numeric_limits<T>::max()), sum);
+    return select<T>(b == lowest, lowest, sum);
+}
+
+// scores = scale * scores + bias
+template <typename T>
+FASTATTN_NOINLINE void add_bias(T* scores, const T* bias, std::ptrdiff_t count, T scale) {
+    const Vector<T> factor = broadcast<T>(scale);
+    for (std::ptrdiff_t i = 0; i < count; i += lanes_of<T>)
+        store(scores + i, add_excluding<T>(load(scores + i) * factor, load(bias + i)));
+}
+
+// block += bias; -inf in either excludes.
+template <typename T>
+FASTATTN_NOINLINE void combine_bias(T* block, const T* bias, std::ptrdiff_t count) {
+    const Vector<T> lowest = broadcast<T>(minus_infinity<T>);
+    for (std::ptrdiff_t i = 0; i < count; i += lanes_of<T>) {
+        const Vector<T> before = load(block + i);
+        store(block + i, select<T>(before == lowest, lowest, add_excluding<T>(before, load(bias + i))));
     }
 }
 
+// bias (n_keys, n_lanes) += (or = when `begin`) -slope * |distance - key|, lane by lane.
 template <typename T>
-inline void add_bias(T* scores, const T* bias, std::ptrdiff_t n_keys) {
-    add_bias_block<T, false>(scores, bias, n_keys);
-}
-
-template <typename T>
-inline void combine_bias(T* block, const T* bias, std::ptrdiff_t n_keys) {
-    add_bias_block<T, true>(block, bias, n_keys);
-}
-
-// bias (n_keys, lanes) += (or = when `begin`) -slope * |distance - key|, lane by lane.
-template <typename T>
-FASTATTN_NOINLINE void add_slopes(T* bias, bool begin, std::ptrdiff_t n_keys, const T* slopes, const T* distance) {
-    for (int lane = 0; lane < panel_lanes_of<T>; lane += lanes_of<T>) {
-        const Vector<T> slope = load(slopes + lane), from = load(distance + lane);
-        for (std::ptrdiff_t key = 0; key < n_keys; ++key) {
-            T* at = bias + key * panel_lanes_of<T> + lane;
-            const Vector<T> before = begin ? broadcast<T>(T(0)) : load(at);
-            store(at, before - slope * absolute<T>(from - broadcast<T>(T(key))));
+FASTATTN_NOINLINE void add_slopes(T* bias, bool begin, std::ptrdiff_t n_keys, int n_lanes, const T* slopes,
+                                  const T* distance) {
+    for (std::ptrdiff_t key = 0; key < n_keys; ++key) {
+        for (int lane = 0; lane < n_lanes; ++lane) {
+            T* at = bias + key * n_lanes + lane;
+            *at = (begin ? T(0) : *at) - slopes[lane] * std::fabs(distance[lane] - T(key));
         }
     }
 }
 
-// Whether every number of block (n_keys, lanes) is `value`.
+// Whether every number of block is `value`.
 template <typename T>
-FASTATTN_NOINLINE bool all_equal(const T* block, std::ptrdiff_t n_keys, T value) {
+FASTATTN_NOINLINE bool all_equal(const T* block, std::ptrdiff_t count, T value) {
     const Vector<T> wanted = broadcast<T>(value), zero = broadcast<T>(T(0)), one = broadcast<T>(T(1));
     Vector<T> same = one;
-    for (std::ptrdiff_t i = 0; i < n_keys * panel_lanes_of<T>; i += lanes_of<T>)
+    for (std::ptrdiff_t i = 0; i < count; i += lanes_of<T>)
         same = select<T>(load(block + i) == wanted, same, zero);
     for (int lane = 0; lane < lanes_of<T>; ++lane)
         if (same[lane] == T(0)) return false;
@@ -177,7 +176,8 @@ inline void clear_panel(T* sums, std::ptrdiff_t n_features) {
 }
 
 // As value_tile, for a block whose values hold NaN or infinity while some keys are excluded: an excluded key adds
-// nothing, not even 0 * NaN. bias may be null.
+// nothing, not even 0 * NaN. bias may be null. Finite sums round as value_tile's do, because the caller's choice
+// between the two may depend on what else shares the block.
 template <typename T>
 FASTATTN_NOINLINE void value_selected(T* sums, const T* weights, const T* v, std::ptrdiff_t v_stride,
                                       std::ptrdiff_t n_keys, std::ptrdiff_t n_features, const T* rescale,
@@ -190,10 +190,10 @@ FASTATTN_NOINLINE void value_selected(T* sums, const T* weights, const T* v, std
             Vector<T> sum = zero;
             for (std::ptrdiff_t key = 0; key < n_keys; ++key) {
                 const Vector<T> position = broadcast<T>(T(key));
-                const Vector<T> product = load(weights + key * lanes + lane) * broadcast(v[key * v_stride + feature]);
-                Vector<T> added = select<T>((position >= low) & (position < high), product, zero);
-                if (bias) added = select<T>(load(bias + key * lanes + lane) == lowest, zero, added);
-                sum = sum + added;
+                Vector<T> value = broadcast(v[key * v_stride + feature]);
+                value = select<T>((position >= low) & (position < high), value, zero);
+                if (bias) value = select<T>(load(bias + key * lanes + lane) == lowest, zero, value);
+                sum = sum + value * load(weights + key * lanes + lane);
             }
             T* at = sums + feature * lanes + lane;
             store(at, load(at) * factor + sum);

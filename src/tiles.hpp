@@ -23,6 +23,7 @@ constexpr int tile_rows = 8;
 #else
 constexpr int tile_rows = 6;
 #endif
+constexpr int tile_rows_for(int vectors) { return vectors == 1 ? 2 * tile_rows : tile_rows; }
 template <typename T>
 constexpr int panel_lanes_of = panel_vectors * lanes_of<T>;
 
@@ -54,14 +55,14 @@ FASTATTN_NOINLINE void score_rows(T* scores, const T* panel, const T* k, std::pt
     }
     FASTATTN_UNROLL
     for (int c = 0; c < VECTORS; ++c) {
+        FASTATTN_UNROLL
+        for (int r = 0; r < ROWS; ++r) store(scores + r * panel_lanes_of<T> + c * n, sums[r][c]);
         if constexpr (MAXIMUM) {
             Vector<T> top = load(maximum + c * n);
             FASTATTN_UNROLL
             for (int r = 0; r < ROWS; ++r) top = larger<T>(sums[r][c], top);
             store(maximum + c * n, top);
         }
-        FASTATTN_UNROLL
-        for (int r = 0; r < ROWS; ++r) store(scores + r * panel_lanes_of<T> + c * n, sums[r][c]);
     }
 }
 
@@ -94,8 +95,8 @@ FASTATTN_NOINLINE void value_rows(T* sums, const T* weights, const T* v, std::pt
     }
 }
 
-// The run-time number of rows (1 to tile_rows) and of vectors (1 or 2) become template arguments.
-template <typename T, int VECTORS, bool MAXIMUM, int ROWS = tile_rows>
+// The run-time number of rows (1 to tile_rows_for(vectors)) and of vectors (1 or 2) become template arguments.
+template <typename T, int VECTORS, bool MAXIMUM, int ROWS = tile_rows_for(VECTORS)>
 FASTATTN_INLINE void score_rows_switch(int rows, T* scores, const T* panel, const T* k, std::ptrdiff_t k_stride,
                                        std::ptrdiff_t head_dim, T* maximum) {
     if (rows == ROWS)
@@ -104,7 +105,7 @@ FASTATTN_INLINE void score_rows_switch(int rows, T* scores, const T* panel, cons
         score_rows_switch<T, VECTORS, MAXIMUM, ROWS - 1>(rows, scores, panel, k, k_stride, head_dim, maximum);
 }
 
-template <typename T, int VECTORS, int ROWS = tile_rows>
+template <typename T, int VECTORS, int ROWS = tile_rows_for(VECTORS)>
 FASTATTN_INLINE void value_rows_switch(int rows, T* sums, const T* weights, const T* v, std::ptrdiff_t v_stride,
                                        std::ptrdiff_t n_keys, const T* rescale) {
     if (rows == ROWS)

@@ -6,7 +6,7 @@ cdef extern from "isa.hpp" nogil:
     const bint has_vector_extension
 
 cdef extern from "tiles.hpp" nogil:
-    const int tile_rows
+    int tile_rows_for(int vectors)
     int panel_lanes[T](const T* kind)
     void score_tile[T](int rows, int vectors, bint keep_maximum, T* scores, const T* panel, const T* k,
                        Py_ssize_t k_stride, Py_ssize_t head_dim, T* maximum)
@@ -15,16 +15,17 @@ cdef extern from "tiles.hpp" nogil:
 
 cdef extern from "softmax.hpp" nogil:
     void raise_maximum[T](T* maximum, const T* scores, Py_ssize_t n_keys)
-    void softmax_block[T](int vectors, bint base2, T* scores, Py_ssize_t n_keys, T* maximum, const T* previous,
+    void softmax_block[T](int vectors, T unit, T* scores, Py_ssize_t n_keys, T* maximum, const T* previous,
                           T* total, T* rescale)
+    bint reciprocals[T](T* factor, const T* total)
     void exclude_outside[T](T* scores, Py_ssize_t from_key, Py_ssize_t to_key, const T* first, const T* last)
     void value_selected[T](T* sums, const T* weights, const T* v, Py_ssize_t v_stride, Py_ssize_t n_keys,
                            Py_ssize_t n_features, const T* rescale, const T* first, const T* last, const T* bias)
-    void cap_scores[T](T* scores, Py_ssize_t n_keys, T cap)
-    void add_bias[T](T* scores, const T* bias, Py_ssize_t n_keys)
-    void combine_bias[T](T* block, const T* bias, Py_ssize_t n_keys)
-    void add_slopes[T](T* bias, bint begin, Py_ssize_t n_keys, const T* slopes, const T* distance)
-    bint all_equal[T](const T* block, Py_ssize_t n_keys, T value)
+    void cap_scores[T](T* scores, Py_ssize_t count, T scale, T cap)
+    void add_bias[T](T* scores, const T* bias, Py_ssize_t count, T scale)
+    void combine_bias[T](T* block, const T* bias, Py_ssize_t count)
+    void add_slopes[T](T* bias, bint begin, Py_ssize_t n_keys, int n_lanes, const T* slopes, const T* distance)
+    bint all_equal[T](const T* block, Py_ssize_t count, T value)
     void clear_panel[T](T* sums, Py_ssize_t n_features)
 
 cdef extern from "rows.hpp" nogil:
@@ -34,6 +35,15 @@ cdef extern from "rows.hpp" nogil:
     bint all_finite[T](const T* rows, Py_ssize_t stride, Py_ssize_t n_rows, Py_ssize_t n_columns)
     void pack_rows[T](T* panel, const T** rows, Py_ssize_t n_columns, T factor)
     void unpack_rows[T](T** rows, int n_rows, const T* panel, Py_ssize_t n_columns, const T* factor)
+
+cdef extern from "decode.hpp" nogil:
+    int decode_rows[T](const T* kind)
+    int vector_lanes[T](const T* kind)
+    void decode_scores[T](int rows, T* scores, const T* q, const T* k, Py_ssize_t k_stride, Py_ssize_t n_keys,
+                          Py_ssize_t head_dim, Py_ssize_t ahead)
+    void decode_softmax[T](int rows, T unit, T* scores, Py_ssize_t n_keys, T* maximum, T* total, T* rescale)
+    void decode_values[T](int rows, T* sums, const T* weights, const T* v, Py_ssize_t v_stride, Py_ssize_t n_keys,
+                          Py_ssize_t n_features, const T* rescale, Py_ssize_t ahead)
 
 cdef extern from "parallel.hpp" nogil:
     cdef cppclass ItemCounter:

@@ -170,6 +170,17 @@ FASTATTN_INLINE Vector<T> broadcast(T x) {
 #endif
 }
 
+// x, unknown to the optimiser: a maximum against a constant would become a comparison and a blend.
+template <typename T>
+FASTATTN_INLINE Vector<T> opaque(Vector<T> x) {
+#if FASTATTN_VECTOR_EXTENSION && (defined(__x86_64__) || defined(__i386__))
+    __asm__("" : "+x"(x));
+#elif FASTATTN_VECTOR_EXTENSION && defined(__aarch64__)
+    __asm__("" : "+w"(x));
+#endif
+    return x;
+}
+
 // ---- transposition of a LANES x LANES square held in LANES registers: log2(LANES) stages of two-source
 // shuffles, each exchanging the off-diagonal halves of blocks of 2*HALF.
 

@@ -9,6 +9,8 @@ cdef struct Schedule:
     Py_ssize_t* first_item          # (entries + 1,): an entry's items are [first_item[e], first_item[e + 1])
     Py_ssize_t n_items
     Py_ssize_t panels               # panels of one item
+    bint split                      # decoding is divided by chunks of keys as well
+    void* states                    # then: (items, state_size), merged when all are there
 
 
 cdef double operations_of(const Problem* problem) noexcept nogil:
@@ -17,26 +19,29 @@ cdef double operations_of(const Problem* problem) noexcept nogil:
             * (problem.head_dim + problem.value_dim + 16))
 
 
-cdef Py_ssize_t items_of(const Problem* problem, const Schedule* schedule, Py_ssize_t index, int n_lanes) noexcept nogil:
+cdef Py_ssize_t items_of(const Problem* problem, const Schedule* schedule, Py_ssize_t index,
+                         const real* kind) noexcept nogil:
     cdef Entry entry = entry_of(problem, index)
-    cdef Py_ssize_t rows = entry.n_queries * problem.group, per_item = n_lanes * schedule.panels
+    cdef Py_ssize_t rows = entry.n_queries * problem.group, per_item = panel_lanes(kind) * schedule.panels
+    if is_decode(problem, &entry, kind):
+        return problem.n_kv_heads * (n_chunks_of(&entry) if schedule.split else 1)
     return problem.n_kv_heads * ((rows + per_item - 1) // per_item)
 
 
-cdef Py_ssize_t count_items(const Problem* problem, const Schedule* schedule, int n_lanes) noexcept nogil:
+cdef Py_ssize_t count_items(const Problem* problem, const Schedule* schedule, const real* kind) noexcept nogil:
     cdef Py_ssize_t index, count = 0
-    if problem.query_bounds == NULL:    # every entry has as many
-        return problem.n_entries * items_of(problem, schedule, 0, n_lanes) if problem.n_entries else 0
+    if problem.query_bounds == NULL and problem.lengths == NULL:    # every entry has as many
+        return problem.n_entries * items_of(problem, schedule, 0, kind) if problem.n_entries else 0
     for index in range(problem.n_entries):
-        count += items_of(problem, schedule, index, n_lanes)
+        count += items_of(problem, schedule, index, kind)
     return count
 
 
-cdef void place_items(const Problem* problem, const Schedule* schedule, int n_lanes) noexcept nogil:
+cdef void place_items(const Problem* problem, const Schedule* schedule, const real* kind) noexcept nogil:
     cdef Py_ssize_t index
     schedule.first_item[0] = 0
     for index in range(problem.n_entries):
-        schedule.first_item[index + 1] = schedule.first_item[index] + items_of(problem, schedule, index, n_lanes)
+        schedule.first_item[index + 1] = schedule.first_item[index] + items_of(problem, schedule, index, kind)
 
 
 cdef void do_item(const Problem* problem, const Schedule* schedule, Py_ssize_t item, real* scratch) noexcept nogil:
@@ -49,6 +54,15 @@ cdef void do_item(const Problem* problem, const Schedule* schedule, Py_ssize_t i
         else:
             high = middle
     entry = entry_of(problem, low)
+    if is_decode(problem, &entry, scratch):
+        if schedule.split:
+            groups = n_chunks_of(&entry)
+            group = item - schedule.first_item[low]
+            decode_part(problem, &entry, group // groups, group % groups,
+                        <real*>schedule.states + item * state_size(problem, scratch), scratch)
+        else:
+            decode_all(problem, &entry, item - schedule.first_item[low], scratch)
+        return
     groups = (schedule.first_item[low + 1] - schedule.first_item[low]) // problem.n_kv_heads
     group = groups - 1 - (item - schedule.first_item[low]) % groups     # causal: the longest first
     per_item = schedule.panels * panel_lanes(scratch)
@@ -74,28 +88,50 @@ cdef void work_in_parallel(const Problem* problem, const Schedule* schedule, int
             work(problem, schedule, &counter, <real*>(scratch + worker * scratch_size))
 
 
+cdef void merge_all_parts(const Problem* problem, const Schedule* schedule, real* scratch) noexcept nogil:
+    cdef Py_ssize_t index, kv_head, item
+    cdef Entry entry
+    for index in range(problem.n_entries):
+        entry = entry_of(problem, index)
+        if is_decode(problem, &entry, scratch):
+            for kv_head in range(problem.n_kv_heads):
+                item = schedule.first_item[index] + kv_head * n_chunks_of(&entry)
+                merge_parts(problem, &entry, kv_head, <real*>schedule.states + item * state_size(problem, scratch),
+                            scratch)
+
+
+cdef int plan(const Problem* problem, Schedule* schedule, int num_threads, const real* kind) noexcept nogil:
+    """How the call is divided; returns the number of workers."""
+    cdef int n_workers = num_threads if operations_of(problem) > serial_operations else 1
+    schedule.panels, schedule.split = panels_per_item, False
+    schedule.n_items = count_items(problem, schedule, kind)
+    if n_workers > 1 and schedule.n_items < 8 * n_workers:  # few items: smaller ones, so that every thread has some
+        schedule.split = True
+        schedule.n_items = count_items(problem, schedule, kind)
+    while n_workers > 1 and schedule.panels > 1 and schedule.n_items < 4 * n_workers:
+        schedule.panels //= 2
+        schedule.n_items = count_items(problem, schedule, kind)
+    return <int>max(1, min(<Py_ssize_t>n_workers, schedule.n_items))
+
+
 cdef int run(Problem* problem, int num_threads, object source, const real* kind) except -1:
     """Do a whole call with at most num_threads threads."""
     cdef Options options
     cdef Schedule schedule
-    cdef size_t scratch_size, needed
+    cdef size_t scratch_size, states_size, needed
     cdef char small[small_scratch + 64]
     cdef char* memory
     cdef char* aligned
     cdef int n_workers
-    problem.base2 = True
+    problem.ahead = 8192
     if source is not None:
         options = Options(source)
         options.apply(problem)
-    n_workers = num_threads if operations_of(problem) > serial_operations else 1
-    schedule.panels = panels_per_item
-    schedule.n_items = count_items(problem, &schedule, panel_lanes(kind))
-    while n_workers > 1 and schedule.panels > 1 and schedule.n_items < 4 * n_workers:
-        schedule.panels //= 2       # few items: smaller ones, so that every thread has some
-        schedule.n_items = count_items(problem, &schedule, panel_lanes(kind))
-    n_workers = <int>max(1, min(<Py_ssize_t>n_workers, schedule.n_items))
-    scratch_size = (prefill_scratch(problem, kind) + 63) // 64 * 64
-    needed = n_workers * scratch_size + (problem.n_entries + 1) * sizeof(Py_ssize_t) + 64
+    n_workers = plan(problem, &schedule, num_threads, kind)
+    scratch_size = max(prefill_scratch(problem, kind), decode_scratch(problem, kind)) * sizeof(real)
+    scratch_size = (scratch_size + 63) // 64 * 64
+    states_size = schedule.n_items * state_size(problem, kind) * sizeof(real) if schedule.split else 0
+    needed = n_workers * scratch_size + (problem.n_entries + 1) * sizeof(Py_ssize_t) + states_size + 128
     memory = &small[0]
     if needed > small_scratch:
         memory = <char*>malloc(needed)
@@ -103,9 +139,12 @@ cdef int run(Problem* problem, int num_threads, object source, const real* kind)
         raise MemoryError(f"no memory for {needed} bytes of scratch")
     with nogil:
         aligned = memory + (64 - <size_t>memory % 64)
-        schedule.first_item = <Py_ssize_t*>(aligned + n_workers * scratch_size)
-        place_items(problem, &schedule, panel_lanes(kind))
+        schedule.states = aligned + n_workers * scratch_size
+        schedule.first_item = <Py_ssize_t*>(<char*>schedule.states + (states_size + 7) // 8 * 8)
+        place_items(problem, &schedule, kind)
         work_in_parallel(problem, &schedule, n_workers, aligned, scratch_size, kind)
+        if schedule.split:
+            merge_all_parts(problem, &schedule, <real*>aligned)
         if memory != &small[0]:
             free(memory)
     return 0

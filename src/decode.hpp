@@ -1,0 +1,230 @@
+// The tiles of decoding: few query rows against a long cache. Lanes are features, so that every key and value row is
+// read once, in the order of memory, and at once for all rows.
+//
+//   dot tile       scores[key][row] = q[row] . k[key]         (a vector holds LANES / ROWS keys of ROWS rows)
+//   weighted tile  sums[row][:]    += weights[key][row] * v[key]
+#pragma once
+
+#include "softmax.hpp"
+
+namespace {
+
+constexpr int most_decode_rows = 8;
+template <typename T>
+constexpr int decode_rows_of = lanes_of<T> < most_decode_rows ? lanes_of<T> : most_decode_rows;
+
+template <typename T>
+constexpr int decode_rows(const T*) {
+    return decode_rows_of<T>;
+}
+
+template <typename T>
+constexpr int vector_lanes(const T*) {
+    return lanes_of<T>;
+}
+
+FASTATTN_INLINE void prefetch(const void* address) {
+#if defined(__GNUC__) || defined(__clang__)
+    __builtin_prefetch(address, 0, 2);
+#endif
+}
+
+// Keeps the compiler from interleaving rows: the hardware prefetcher follows one row after the other.
+FASTATTN_INLINE void keep_order() {
+#if defined(__GNUC__) || defined(__clang__)
+    __asm__ volatile("" ::: "memory");
+#endif
+}
+
+template <typename T>
+FASTATTN_INLINE Vector<T> load_partial(const T* from, std::ptrdiff_t count) {
+    T numbers[lanes_of<T>] = {};
+    for (std::ptrdiff_t i = 0; i < count; ++i) numbers[i] = from[i];
+    return load(numbers);
+}
+
+// Sums of LANES registers: lane i of the result is the sum over the lanes of parts[i].
+template <typename T, int HALF = lanes_of<T> / 2>
+FASTATTN_INLINE Vector<T> sum_each(Vector<T> (&parts)[lanes_of<T>]) {
+#if FASTATTN_VECTOR_EXTENSION
+    constexpr auto all = std::make_index_sequence<std::size_t(lanes_of<T>)>{};
+    FASTATTN_UNROLL
+    for (int i = 0; i < HALF; ++i)
+        parts[i] = exchange<T, HALF, false>(parts[i], parts[i + HALF], all) +
+                   exchange<T, HALF, true>(parts[i], parts[i + HALF], all);
+    if constexpr (HALF > 1)
+        return sum_each<T, HALF / 2>(parts);
+    else
+        return parts[0];
+#else
+    Vector<T> sums;
+    for (int i = 0; i < lanes_of<T>; ++i) {
+        sums[i] = 0;
+        for (int lane = 0; lane < lanes_of<T>; ++lane) sums[i] = sums[i] + parts[i][lane];
+    }
+    return sums;
+#endif
+}
+
+// One vector of scores: n_keys keys of ROWS rows, the lanes beyond them repeat the first key.
+template <typename T, int ROWS>
+FASTATTN_INLINE void dot_tile(T* scores, const T* q, const T* k, std::ptrdiff_t k_stride, std::ptrdiff_t n_keys,
+                              std::ptrdiff_t head_dim, std::ptrdiff_t ahead) {
+    constexpr int n = lanes_of<T>, keys = n / ROWS;
+    const std::ptrdiff_t width = (head_dim + n - 1) / n * n, whole = head_dim / n * n;
+    Vector<T> parts[n] = {};
+    FASTATTN_UNROLL
+    for (int key = 0; key < keys; ++key) {
+        const T* row = k + (key < n_keys ? key : 0) * k_stride;
+        for (std::ptrdiff_t d = 0; d < whole; d += n) {
+            if (d * std::ptrdiff_t(sizeof(T)) % 64 == 0) prefetch((const char*)(row + d) + ahead);
+            const Vector<T> x = load(row + d);
+            FASTATTN_UNROLL
+            for (int r = 0; r < ROWS; ++r) parts[key * ROWS + r] = parts[key * ROWS + r] + x * load(q + r * width + d);
+        }
+        if (whole < head_dim) {
+            const Vector<T> x = load_partial(row + whole, head_dim - whole);
+            FASTATTN_UNROLL
+            for (int r = 0; r < ROWS; ++r)
+                parts[key * ROWS + r] = parts[key * ROWS + r] + x * load(q + r * width + whole);
+        }
+        keep_order();
+    }
+    store(scores, sum_each<T>(parts));
+}
+
+template <typename T, int ROWS>
+FASTATTN_NOINLINE void dot_rows(T* scores, const T* q, const T* k, std::ptrdiff_t k_stride, std::ptrdiff_t n_keys,
+                                std::ptrdiff_t head_dim, std::ptrdiff_t ahead) {
+    constexpr int keys = lanes_of<T> / ROWS;
+    for (std::ptrdiff_t key = 0; key < n_keys; key += keys)
+        dot_tile<T, ROWS>(scores + key * ROWS, q, k + key * k_stride, k_stride, n_keys - key, head_dim, ahead);
+}
+
+// sums (ROWS, n_features) = sums * rescale[row] + weights^T @ v, VECTORS registers of features at a time.
+template <typename T, int ROWS, int VECTORS>
+FASTATTN_INLINE void weighted_tile(T* sums, std::ptrdiff_t sums_stride, const T* weights, const T* v,
+                                   std::ptrdiff_t v_stride, std::ptrdiff_t n_keys, const T* rescale,
+                                   std::ptrdiff_t ahead) {
+    constexpr int n = lanes_of<T>;
+    Vector<T> block[ROWS][VECTORS] = {};
+    for (std::ptrdiff_t key = 0; key < n_keys; ++key) {
+        const T* row = v + key * v_stride;
+        Vector<T> value[VECTORS];
+        FASTATTN_UNROLL
+        for (int c = 0; c < VECTORS; ++c) {
+            if (c * n * int(sizeof(T)) % 64 == 0) prefetch((const char*)(row + c * n) + ahead);
+            value[c] = load(row + c * n);
+        }
+        FASTATTN_UNROLL
+        for (int r = 0; r < ROWS; ++r) {
+            const Vector<T> weight = broadcast(weights[key * ROWS + r]);
+            FASTATTN_UNROLL
+            for (int c = 0; c < VECTORS; ++c) block[r][c] = block[r][c] + weight * value[c];
+        }
+    }
+    FASTATTN_UNROLL
+    for (int r = 0; r < ROWS; ++r) {
+        const Vector<T> factor = broadcast(rescale[r]);
+        FASTATTN_UNROLL
+        for (int c = 0; c < VECTORS; ++c) {
+            T* at = sums + r * sums_stride + c * n;
+            store(at, load(at) * factor + block[r][c]);
+        }
+    }
+}
+
+template <typename T, int ROWS>
+FASTATTN_NOINLINE void weighted_rows(T* sums, const T* weights, const T* v, std::ptrdiff_t v_stride,
+                                     std::ptrdiff_t n_keys, std::ptrdiff_t n_features, const T* rescale,
+                                     std::ptrdiff_t ahead) {
+    constexpr int n = lanes_of<T>, most = ROWS == 1 ? 8 : ROWS == 2 ? 4 : ROWS == 4 ? 2 : 1;
+    std::ptrdiff_t feature = 0;
+    for (; feature + most * n <= n_features; feature += most * n)
+        weighted_tile<T, ROWS, most>(sums + feature, n_features, weights, v + feature, v_stride, n_keys, rescale, ahead);
+    for (; feature + n <= n_features; feature += n)
+        weighted_tile<T, ROWS, 1>(sums + feature, n_features, weights, v + feature, v_stride, n_keys, rescale, ahead);
+    for (; feature < n_features; ++feature) {
+        for (int r = 0; r < ROWS; ++r) {
+            T sum = 0;
+            for (std::ptrdiff_t key = 0; key < n_keys; ++key)
+                sum += weights[key * ROWS + r] * v[key * v_stride + feature];
+            sums[r * n_features + feature] = sums[r * n_features + feature] * rescale[r] + sum;
+        }
+    }
+}
+
+// Softmax of a block of scores (n_keys padded to whole vectors, ROWS): maximum and total (ROWS) are brought up to
+// date, rescale (ROWS) is what older sums must be multiplied by. Lane by lane over the block, rows combined once.
+template <typename T, int ROWS>
+FASTATTN_NOINLINE void decode_softmax_rows(T unit_of_scores, T* scores, std::ptrdiff_t n_keys, T* maximum, T* total,
+                                           T* rescale) {
+    constexpr int n = lanes_of<T>, keys = n / ROWS;
+    const std::ptrdiff_t end = (n_keys + keys - 1) / keys * n;
+    const Vector<T> unit = broadcast<T>(unit_of_scores);
+    Vector<T> top = broadcast<T>(minus_infinity<T>);
+    for (std::ptrdiff_t i = 0; i < end; i += n) top = larger<T>(load(scores + i), top);
+    T lanes[n], reference[n], previous[ROWS];
+    store(lanes, top);
+    for (int r = 0; r < ROWS; ++r) {
+        previous[r] = maximum[r];
+        for (int lane = r; lane < n; lane += ROWS) maximum[r] = lanes[lane] > maximum[r] ? lanes[lane] : maximum[r];
+    }
+    for (int lane = 0; lane < n; ++lane) {
+        const T highest = maximum[lane % ROWS];
+        reference[lane] = highest == minus_infinity<T> ? T(0) : highest;
+        lanes[lane] = previous[lane % ROWS];
+    }
+    const Vector<T> from = load(reference);
+    const Vector<T> factor = exp2_nonpositive<T>((load(lanes) - from) * unit);
+    Vector<T> sum = broadcast<T>(T(0));
+    for (std::ptrdiff_t i = 0; i < end; i += n) {
+        const Vector<T> weight = exp2_nonpositive<T>((load(scores + i) - from) * unit);
+        store(scores + i, weight);
+        sum = sum + weight;
+    }
+    store(reference, sum);
+    store(lanes, factor);
+    for (int r = 0; r < ROWS; ++r) {
+        T added = 0;
+        for (int lane = r; lane < n; lane += ROWS) added += reference[lane];
+        rescale[r] = lanes[r];
+        total[r] = total[r] * rescale[r] + added;
+    }
+}
+
+// One of ROWS = 1, 2, 4, 8 becomes a template argument. Types whose vectors are shorter have fewer.
+#define FASTATTN_FOR_ROWS(CALL)                                \
+    switch (rows) {                                            \
+        case 1: CALL(1); break;                                \
+        case 2: if constexpr (decode_rows_of<T> >= 2) CALL(2); break; \
+        case 4: if constexpr (decode_rows_of<T> >= 4) CALL(4); break; \
+        default: if constexpr (decode_rows_of<T> >= 8) CALL(8);       \
+    }
+
+template <typename T>
+inline void decode_scores(int rows, T* scores, const T* q, const T* k, std::ptrdiff_t k_stride,
+                          std::ptrdiff_t n_keys, std::ptrdiff_t head_dim, std::ptrdiff_t ahead) {
+#define CALL(ROWS) dot_rows<T, ROWS>(scores, q, k, k_stride, n_keys, head_dim, ahead)
+    FASTATTN_FOR_ROWS(CALL)
+#undef CALL
+}
+
+template <typename T>
+inline void decode_softmax(int rows, T unit, T* scores, std::ptrdiff_t n_keys, T* maximum, T* total, T* rescale) {
+#define CALL(ROWS) decode_softmax_rows<T, ROWS>(unit, scores, n_keys, maximum, total, rescale)
+    FASTATTN_FOR_ROWS(CALL)
+#undef CALL
+}
+
+template <typename T>
+inline void decode_values(int rows, T* sums, const T* weights, const T* v, std::ptrdiff_t v_stride,
+                          std::ptrdiff_t n_keys, std::ptrdiff_t n_features, const T* rescale, std::ptrdiff_t ahead) {
+#define CALL(ROWS) weighted_rows<T, ROWS>(sums, weights, v, v_stride, n_keys, n_features, rescale, ahead)
+    FASTATTN_FOR_ROWS(CALL)
+#undef CALL
+}
+
+#undef FASTATTN_FOR_ROWS
+
+}  // namespace
