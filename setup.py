@@ -68,12 +68,20 @@ class BuildWithProbes(build_ext):
         return True
 
     def build_extensions(self) -> None:
-        compile_flags = ["/O2", "/std:c++17"] if MSVC else ["-O3", "-std=c++17", "-fvisibility=hidden", "-Wall", "-Wextra"]
+        plain = ["-O3", "-std=c++17", "-fvisibility=hidden", "-Wall", "-Wextra"]
+        compile_flags = ["/O2", "/std:c++17"] if MSVC else plain
         link_flags: list[str] = []
         macros = []
         if not MSVC:
-            optional = ["-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-Wno-unused-function",
-                        "-Wno-psabi", "-Wno-unused-parameter", "-Wno-missing-field-initializers"]
+            optional = [
+                "-fno-math-errno",
+                "-fno-trapping-math",
+                "-ffp-contract=fast",
+                "-Wno-unused-function",
+                "-Wno-psabi",
+                "-Wno-unused-parameter",
+                "-Wno-missing-field-initializers",
+            ]
             compile_flags += [flag for flag in optional if self.probe([flag])]
         openmp = "/openmp" if MSVC else "-fopenmp"
         if os.environ.get("FASTATTN_NO_OPENMP") or not self.probe([openmp], "#include <omp.h>\nint main() {}\n", True):

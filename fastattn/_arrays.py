@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -88,7 +89,8 @@ def check_out(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], inputs: di
     if not isinstance(out, np.ndarray):
         raise TypeError(f"out must be a NumPy array, got {type(out).__name__}")
     if out.dtype != dtype or not out.dtype.isnative:
-        raise TypeError(f"out must have dtype {dtype} (q's), got {out.dtype.str if out.dtype.kind != 'V' else out.dtype}")
+        came = out.dtype.str if out.dtype.kind != "V" else out.dtype
+        raise TypeError(f"out must have dtype {dtype} (q's), got {came}")
     if out.shape != shape:
         raise ValueError(f"out must have shape {shape}, got {out.shape}")
     if not out.flags.writeable:
@@ -105,7 +107,7 @@ def _share_memory(a: Array, b: Array) -> bool:
     if not np.may_share_memory(a, b):
         return False
     try:
-        return bool(np.shares_memory(a, b, max_work=100_000))
+        return bool(np.shares_memory(a, b, max_work=100_000))  # type: ignore[arg-type]
     except (np.exceptions.TooHardError, OverflowError):
         return True
 
@@ -113,4 +115,4 @@ def _share_memory(a: Array, b: Array) -> bool:
 def leading_collapses(array: Array, n_core: int) -> bool:
     """Whether the axes before the last n_core are one axis in memory, so that reshaping them copies nothing."""
     lead = [(n, s) for n, s in zip(array.shape[:-n_core], array.strides[:-n_core], strict=True) if n != 1]
-    return array.size == 0 or all(a[1] == b[1] * b[0] for a, b in zip(lead, lead[1:], strict=False))
+    return array.size == 0 or all(a[1] == b[1] * b[0] for a, b in itertools.pairwise(lead))

@@ -15,9 +15,68 @@ from fastattn._threads import get_num_threads, threads_of
 
 
 @overload
-def attention(q: Any, k: Any, v: Any, *, return_lse: Literal[False] = False, **options: Any) -> Array: ...
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    mask: Any = ...,
+    bias: Any = ...,
+    causal: bool = ...,
+    window: tuple[int | None, int | None] | None = ...,
+    q_offset: Any = ...,
+    kv_lens: Any = ...,
+    block_table: Any = ...,
+    scale: float | None = ...,
+    softcap: float | None = ...,
+    alibi_slopes: Any = ...,
+    sinks: Any = ...,
+    out: Array | None = ...,
+    return_lse: Literal[False] = ...,
+    num_threads: int | None = ...,
+) -> Array: ...
 @overload
-def attention(q: Any, k: Any, v: Any, *, return_lse: Literal[True], **options: Any) -> tuple[Array, Array]: ...
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    mask: Any = ...,
+    bias: Any = ...,
+    causal: bool = ...,
+    window: tuple[int | None, int | None] | None = ...,
+    q_offset: Any = ...,
+    kv_lens: Any = ...,
+    block_table: Any = ...,
+    scale: float | None = ...,
+    softcap: float | None = ...,
+    alibi_slopes: Any = ...,
+    sinks: Any = ...,
+    out: Array | None = ...,
+    return_lse: Literal[True],
+    num_threads: int | None = ...,
+) -> tuple[Array, Array]: ...
+@overload
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    mask: Any = ...,
+    bias: Any = ...,
+    causal: bool = ...,
+    window: tuple[int | None, int | None] | None = ...,
+    q_offset: Any = ...,
+    kv_lens: Any = ...,
+    block_table: Any = ...,
+    scale: float | None = ...,
+    softcap: float | None = ...,
+    alibi_slopes: Any = ...,
+    sinks: Any = ...,
+    out: Array | None = ...,
+    return_lse: bool = ...,
+    num_threads: int | None = ...,
+) -> Array | tuple[Array, Array]: ...
 
 
 def attention(
@@ -116,22 +175,27 @@ def attention(
     if (
         type(q) is type(k) is type(v) is np.ndarray
         and q.dtype is k.dtype is v.dtype is FLOAT32
-        and mask is bias is window is q_offset is kv_lens is block_table is softcap is alibi_slopes is sinks is None
-        and scale is out is num_threads is None
+        and mask is bias is q_offset is kv_lens is block_table is alibi_slopes is sinks is None
+        and window is None
+        and scale is softcap is None
+        and out is None
+        and num_threads is None
         and causal is return_lse is False
     ):  # the common call pays for nothing else
-        result = kernel.attention_common(q, k, v, np.empty, FLOAT32, get_num_threads)
+        result: Array | None = kernel.attention_common(q, k, v, np.empty, FLOAT32, get_num_threads)
         if result is not None:
             return result
-    causal = check_flag("causal", causal)
-    return_lse = check_flag("return_lse", return_lse)
-    num_threads = threads_of(num_threads)
-    checked = check_arrays(q, k, v, paged=block_table is not None)
-    options = check_options(
-        checked,
+    return _attend(
+        q,
+        k,
+        v,
+        out=out,
+        return_lse=check_flag("return_lse", return_lse),
+        scale=scale,
+        num_threads=threads_of(num_threads),
         mask=mask,
         bias=bias,
-        causal=causal,
+        causal=check_flag("causal", causal),
         window=window,
         q_offset=q_offset,
         kv_lens=kv_lens,
@@ -140,6 +204,14 @@ def attention(
         alibi_slopes=alibi_slopes,
         sinks=sinks,
     )
+
+
+def _attend(
+    q: Any, k: Any, v: Any, *, out: Any, return_lse: bool, scale: Any, num_threads: int, **given: Any
+) -> Array | tuple[Array, Array]:
+    """The call with options; `given` are those that `check_options` takes."""
+    checked = check_arrays(q, k, v, paged=given["block_table"] is not None)
+    options = check_options(checked, **given)
     factor = check_scale(scale, checked.q.shape[-1])
     inputs = {"q": checked.q, "k": checked.k, "v": checked.v, "mask": options.mask, "bias": options.bias}
     if out is None:

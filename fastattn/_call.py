@@ -31,9 +31,9 @@ def lse_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return FLOAT64 if dtype == FLOAT64 else FLOAT32
 
 
-def _one_entry_axis(array: Array | None, n_core: int) -> Array | None:
+def _one_entry_axis(array: Array, n_core: int) -> Array:
     """The leading axes as one; their number is worked out, because -1 cannot be among axes of size 0."""
-    if array is None or array.ndim == n_core + 1:
+    if array.ndim == n_core + 1:
         return array
     return array.reshape(math.prod(array.shape[:-n_core]), *array.shape[-n_core:])
 
@@ -51,11 +51,11 @@ def call_over_leading(
     arrays = [q, out, *extra] if paged else [q, k, v, out, *extra]
     if len(lead) <= 1 or all(leading_collapses(x, 3) for x in arrays):
         if options is not None and len(lead) != 1:
-            options = replace(
-                options, mask=_one_entry_axis(options.mask, 3), bias=_one_entry_axis(options.bias, 3)
-            )
+            mask, bias = (None if x is None else _one_entry_axis(x, 3) for x in (options.mask, options.bias))
+            options = replace(options, mask=mask, bias=bias)
         q, k, v, out = (_one_entry_axis(x, 3) for x in (q, k, v, out))
-        call_kernel(q, k, v, out, _one_entry_axis(lse, 2), scale, num_threads, options)
+        lse = None if lse is None else _one_entry_axis(lse, 2)
+        call_kernel(q, k, v, out, lse, scale, num_threads, options)
         return
     for outer in range(lead[0]):
         call_over_leading(

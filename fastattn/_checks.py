@@ -35,7 +35,7 @@ class Checked:
 
     @property
     def lead(self) -> tuple[int, ...]:
-        return self.q.shape[:-3]
+        return tuple(self.q.shape[:-3])
 
 
 def check_dtypes(q: Array, k: Array, v: Array) -> None:
@@ -57,7 +57,7 @@ def check_heads(n_heads: int, n_kv_heads: int, v_heads: int) -> None:
         raise ValueError(f"q's number of heads must be a multiple of k's, got {n_heads} and {n_kv_heads}")
 
 
-def check_arrays(q: Any, k: Any, v: Any, paged: bool) -> Checked:
+def check_arrays(q: Any, k: Any, v: Any, *, paged: bool) -> Checked:
     """Kinds, dtypes and shapes of q, k, v; leading axes broadcast, as views."""
     arrays = {name: as_floats(name, value) for name, value in (("q", q), ("k", k), ("v", v))}
     for name, array in arrays.items():

@@ -9,10 +9,24 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Any, Protocol, cast
 
-if TYPE_CHECKING:
-    from types import ModuleType
+
+class Kernel(Protocol):
+    """What every kernel module offers; `src/attention.pyx` says what each function takes."""
+
+    isa: str
+    openmp: bool
+    vector_bits: int
+    vector_extension: bool
+    max_threads: Callable[[], int]
+    attention_common: Callable[..., Any]
+    attention_float32: Callable[..., None]
+    attention_float64: Callable[..., None]
+    attention_half: Callable[..., None]
+    attention_float32_half: Callable[..., None]
+
 
 LEVELS = ("baseline", "avx2", "avx512")
 """Instruction-set levels, lowest first."""
@@ -53,7 +67,7 @@ def available_isas() -> tuple[str, ...]:
     return tuple(name for name in built_isas() if name in supported)
 
 
-def load(name: str) -> ModuleType:
+def load(name: str) -> Kernel:
     """The kernel module of one available level.
 
     Raises
@@ -66,10 +80,10 @@ def load(name: str) -> ModuleType:
             f"FASTATTN_ISA={name!r} cannot be used: built are {', '.join(built_isas()) or 'none'}; "
             f"this machine runs {', '.join(_supported())}"
         )
-    return importlib.import_module(f"fastattn._kernels.{name}")
+    return cast(Kernel, importlib.import_module(f"fastattn._kernels.{name}"))
 
 
-def _choose() -> ModuleType:
+def _choose() -> Kernel:
     forced = os.environ.get("FASTATTN_ISA", "")
     if forced:
         return load(forced)

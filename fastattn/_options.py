@@ -153,7 +153,7 @@ def check_bias(name: str, value: Any, sizes: Sizes) -> tuple[Array, int]:
 
 
 def check_pages(block_table: Any, lead: tuple[int, ...]) -> Array:
-    """block_table (..., max_pages) as contiguous int64 (entries, max_pages); numbers are checked by check_pages_used."""
+    """block_table (..., max_pages) as contiguous int64 (entries, max_pages); check_pages_used checks the numbers."""
     array = as_array("block_table", block_table)
     if array.dtype.kind not in "iu":
         raise TypeError(f"block_table must be integers, got {array.dtype}")

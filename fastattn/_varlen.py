@@ -105,11 +105,10 @@ def attention_varlen(
     for name, array in (("q", q), ("k", k), ("v", v)):
         if np.ndim(array) != 3:
             raise ValueError(f"{name} must have shape (tokens, heads, features), got {np.shape(array)}")
-    checked = check_arrays(*(as_array(n, x).swapaxes(0, 1) for n, x in (("q", q), ("k", k), ("v", v))), paged=False)
+    heads_first = (as_array(name, array).swapaxes(0, 1) for name, array in (("q", q), ("k", k), ("v", v)))
+    checked = check_arrays(*heads_first, paged=False)
     bounds_q = _check_bounds("cu_seqlens_q", cu_seqlens_q, checked.q.shape[1])
-    bounds_k = _check_bounds(
-        "cu_seqlens_k", cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k, checked.k.shape[1]
-    )
+    bounds_k = _check_bounds("cu_seqlens_k", cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k, checked.k.shape[1])
     if bounds_q.shape != bounds_k.shape:
         raise ValueError(f"cu_seqlens_k must have shape {bounds_q.shape}, as cu_seqlens_q, got {bounds_k.shape}")
     sizes = Sizes((), checked.q.shape[0], checked.q.shape[1], checked.k.shape[1])

@@ -1,7 +1,8 @@
 # Exact attention on strided arrays: the entry points of one kernel module.
 #
 # Scores, softmax and weighted sum follow each other block by block of keys; no array of queries x keys exists.
-# `prefill.pxi` is the loop for many queries, `decode.pxi` the one for few. Tiles in C++ headers keep the innermost loops in registers.
+# `prefill.pxi` is the loop for many queries, `decode.pxi` the one for few. Tiles in C++ headers keep the innermost
+# loops in registers.
 
 from cython.parallel cimport prange
 from libc.math cimport INFINITY, NAN, exp, exp2, fabs, log, sqrt

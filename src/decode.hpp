@@ -141,7 +141,8 @@ FASTATTN_NOINLINE void weighted_rows(T* sums, const T* weights, const T* v, std:
     constexpr int n = lanes_of<T>, most = ROWS == 1 ? 8 : ROWS == 2 ? 4 : ROWS == 4 ? 2 : 1;
     std::ptrdiff_t feature = 0;
     for (; feature + most * n <= n_features; feature += most * n)
-        weighted_tile<T, ROWS, most>(sums + feature, n_features, weights, v + feature, v_stride, n_keys, rescale, ahead);
+        weighted_tile<T, ROWS, most>(sums + feature, n_features, weights, v + feature, v_stride, n_keys, rescale,
+                                     ahead);
     for (; feature + n <= n_features; feature += n)
         weighted_tile<T, ROWS, 1>(sums + feature, n_features, weights, v + feature, v_stride, n_keys, rescale, ahead);
     for (; feature < n_features; ++feature) {

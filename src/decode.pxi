@@ -118,7 +118,7 @@ cdef void decode_keys(const Problem* problem, const Entry* entry, const Decoding
         exclude_keys(decoding, scores, block.start, n_keys)
     decode_softmax(rows, <real>problem.unit, scores, n_keys, maximum, maximum + rows, rescale)
     if (all_visible and content == block_open) or all_finite(<const real*>block.v, block.v_stride, n_keys,
-                                                              problem.value_dim):
+                                                             problem.value_dim):
         decode_values(rows, state, scores, <const real*>block.v, block.v_stride, n_keys, problem.value_dim, rescale,
                       problem.ahead)
     else:

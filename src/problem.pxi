@@ -24,9 +24,8 @@ cdef struct Problem:
     Py_ssize_t n_queries, n_keys, head_dim, value_dim
     double softcap                  # 0: off
     int sign                        # of the scale, applied to the queries: exact
-    double score_scale              # |scale| when something is added to scores, which happens in natural units;
-    double unit                     # else 1, and it is part of the unit of the exponent, free of rounding errors:
-                                    # weight = 2**(unit * (score - maximum))
+    double score_scale              # of scores: |scale| when something is added to them, in natural units, else 1
+    double unit                     # weight = 2**(unit * (score - maximum)): where |scale| is otherwise
     bint has_bias                   # mask, bias or slopes given
     int64_t left, right             # window around the diagonal, in keys
     const int64_t* lengths          # (entries,) valid keys, or NULL
