@@ -4,6 +4,7 @@
 cdef enum BlockContent:
     block_hidden                    # every key of every lane is excluded
     block_open                      # nothing is excluded, nothing is added
+    block_masked                    # some are excluded, nothing else is added
     block_mixed
 
 
@@ -64,9 +65,20 @@ cdef BlockContent build_bias(const Problem* problem, const Entry* entry, const L
         add_slopes(block, not begun, n_keys, n_lanes, <const real*>slopes, <const real*>distance)
         for lane in range(<int>(count - n_keys * n_lanes)):
             block[n_keys * n_lanes + lane] = -INFINITY
-    elif problem.bias.data == NULL and problem.mask.kind == kind_bool and all_equal(block, n_keys * n_lanes, <real>0):
-        return block_open
+    elif problem.bias.data == NULL and problem.mask.kind == kind_bool:
+        return block_open if all_equal(block, n_keys * n_lanes, <real>0) else block_masked
     return block_mixed
+
+
+cdef void apply_bias(const Problem* problem, BlockContent content, const real* bias, Py_ssize_t count,
+                     real* scores) noexcept nogil:
+    """What a block's scores go through before the softmax: scale, cap, bias."""
+    if problem.softcap != 0:
+        cap_scores(scores, count, <real>problem.score_scale, <real>problem.softcap)
+    if content == block_masked:
+        exclude_masked(scores, bias, count)
+    elif content == block_mixed:
+        add_bias(scores, bias, count, <real>(1 if problem.softcap != 0 else problem.score_scale))
 
 
 cdef bint sees_any(const Problem* problem, const Entry* entry, const Lanes* lanes, int lane,

@@ -108,10 +108,7 @@ cdef void decode_keys(const Problem* problem, const Entry* entry, const Decoding
         if content == block_hidden:
             return
     decode_scores(rows, scores, q, <const real*>block.k, block.k_stride, n_keys, problem.head_dim, problem.ahead)
-    if problem.softcap != 0:
-        cap_scores(scores, padded, <real>problem.score_scale, <real>problem.softcap)
-    if content == block_mixed:
-        add_bias(scores, bias, padded, <real>(1 if problem.softcap != 0 else problem.score_scale))
+    apply_bias(problem, content, <const real*>bias, padded, scores)
     for i in range(n_keys * rows, padded):
         scores[i] = -INFINITY
     if not all_visible:
@@ -123,7 +120,7 @@ cdef void decode_keys(const Problem* problem, const Entry* entry, const Decoding
                       problem.ahead)
     else:
         add_selected_values(problem, decoding, state, scores, <const real*>block.v, block.v_stride, block.start,
-                            n_keys, rescale, bias if content == block_mixed else NULL)
+                            n_keys, rescale, <real*>NULL if content == block_open else bias)
 
 
 cdef void decode_chunk(const Problem* problem, const Entry* entry, Py_ssize_t kv_head, const Decoding* decoding,

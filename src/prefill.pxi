@@ -100,10 +100,7 @@ cdef void attend_block(const Problem* problem, const Entry* entry, const Lanes* 
         value_block(problem, lanes, sums, scores, v, block.v_stride, n_keys, rescale)
         return
     score_block(problem, lanes, panel, k, block.k_stride, n_keys, False, scores, maximum)
-    if problem.softcap != 0:
-        cap_scores(scores, n_keys * n_lanes, <real>problem.score_scale, <real>problem.softcap)
-    if content == block_mixed:
-        add_bias(scores, bias, n_keys * n_lanes, <real>(1 if problem.softcap != 0 else problem.score_scale))
+    apply_bias(problem, content, <const real*>bias, n_keys * n_lanes, scores)
     for lane in range(n_lanes):
         first[lane] = <real>min(max(lanes.first[lane] - start, 0), n_keys)
         last[lane] = <real>min(max(lanes.last[lane] - start, 0), n_keys)
@@ -118,7 +115,7 @@ cdef void attend_block(const Problem* problem, const Entry* entry, const Lanes* 
         value_block(problem, lanes, sums, scores, v, block.v_stride, n_keys, rescale)
     else:
         value_selected(sums, scores, v, block.v_stride, n_keys, problem.value_dim, rescale, first, last,
-                       bias if content == block_mixed else NULL)
+                       <real*>NULL if content == block_open else bias)
 
 
 cdef void attend_panels(const Problem* problem, const Entry* entry, Py_ssize_t kv_head, Py_ssize_t first_row,

@@ -86,6 +86,13 @@ FASTATTN_INLINE T narrow(double x) {
     return T(x);
 }
 
+// 0 for a true byte, -inf for a false one.
+template <typename T>
+FASTATTN_INLINE T excluding_unless(std::uint8_t byte) {
+    if constexpr (sizeof(T) == 4) return float_from_bits(byte ? 0u : 0xff800000u);
+    return byte ? T(0) : minus_infinity<T>;
+}
+
 // to[0..count) = the row at `from`, elements `stride` bytes apart (any stride, any alignment).
 template <typename T>
 FASTATTN_NOINLINE void load_row(T* to, const char* from, std::ptrdiff_t stride, std::ptrdiff_t count, int kind) {
@@ -101,9 +108,7 @@ FASTATTN_NOINLINE void load_row(T* to, const char* from, std::ptrdiff_t stride, 
                                           [](std::uint16_t x) { return T(float_from_bfloat16(x)); });
             break;
         case kind_bool:
-            convert_row<T, std::uint8_t>(to, from, stride, count, [](std::uint8_t x) {
-                return x ? T(0) : -std::numeric_limits<T>::infinity();
-            });
+            convert_row<T, std::uint8_t>(to, from, stride, count, [](std::uint8_t x) { return excluding_unless<T>(x); });
             break;
         default:
 #if defined(__F16C__)
@@ -153,18 +158,22 @@ FASTATTN_NOINLINE void store_row(char* to, std::ptrdiff_t stride, const T* from,
 template <typename T>
 FASTATTN_NOINLINE bool all_finite(const T* rows, std::ptrdiff_t stride, std::ptrdiff_t n_rows,
                                   std::ptrdiff_t n_columns) {
-    Vector<T> found = broadcast<T>(T(0));
+    Vector<T> found[4] = {};
     T rest = 0;
     for (std::ptrdiff_t row = 0; row < n_rows; ++row) {
         const T* at = rows + row * stride;
         std::ptrdiff_t i = 0;
-        for (; i + lanes_of<T> <= n_columns; i += lanes_of<T>) {
-            const Vector<T> x = load(at + i);
-            found = found + (x - x);
+        for (; i + 4 * lanes_of<T> <= n_columns; i += 4 * lanes_of<T>) {
+            FASTATTN_UNROLL
+            for (int part = 0; part < 4; ++part) {
+                const Vector<T> x = load(at + i + part * lanes_of<T>);
+                found[part] = found[part] + (x - x);
+            }
         }
         for (; i < n_columns; ++i) rest += at[i] - at[i];
     }
-    for (int lane = 0; lane < lanes_of<T>; ++lane) rest += found[lane];
+    found[0] = (found[0] + found[1]) + (found[2] + found[3]);
+    for (int lane = 0; lane < lanes_of<T>; ++lane) rest += found[0][lane];
     return rest == T(0);
 }
 

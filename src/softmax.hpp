@@ -131,6 +131,16 @@ FASTATTN_NOINLINE void add_bias(T* scores, const T* bias, std::ptrdiff_t count, 
         store(scores + i, add_excluding<T>(load(scores + i) * factor, load(bias + i)));
 }
 
+// scores become -inf where bias, of 0 and -inf only, is -inf.
+template <typename T>
+FASTATTN_NOINLINE void exclude_masked(T* scores, const T* bias, std::ptrdiff_t count) {
+    const Vector<T> lowest = broadcast<T>(minus_infinity<T>);
+    for (std::ptrdiff_t i = 0; i < count; i += lanes_of<T>) {
+        const Vector<T> mask = load(bias + i);
+        store(scores + i, select<T>(mask == lowest, lowest, load(scores + i)));
+    }
+}
+
 // block += bias; -inf in either excludes.
 template <typename T>
 FASTATTN_NOINLINE void combine_bias(T* block, const T* bias, std::ptrdiff_t count) {
@@ -153,15 +163,17 @@ FASTATTN_NOINLINE void add_slopes(T* bias, bool begin, std::ptrdiff_t n_keys, in
     }
 }
 
-// Whether every number of block is `value`.
+// Whether every number of block is `value`; looks no further than the first few when they are not.
 template <typename T>
 FASTATTN_NOINLINE bool all_equal(const T* block, std::ptrdiff_t count, T value) {
     const Vector<T> wanted = broadcast<T>(value), zero = broadcast<T>(T(0)), one = broadcast<T>(T(1));
-    Vector<T> same = one;
-    for (std::ptrdiff_t i = 0; i < count; i += lanes_of<T>)
-        same = select<T>(load(block + i) == wanted, same, zero);
-    for (int lane = 0; lane < lanes_of<T>; ++lane)
-        if (same[lane] == T(0)) return false;
+    for (std::ptrdiff_t start = 0; start < count; start += 16 * lanes_of<T>) {
+        Vector<T> same = one;
+        for (std::ptrdiff_t i = start; i < count && i < start + 16 * lanes_of<T>; i += lanes_of<T>)
+            same = select<T>(load(block + i) == wanted, same, zero);
+        for (int lane = 0; lane < lanes_of<T>; ++lane)
+            if (same[lane] == T(0)) return false;
+    }
     return true;
 }
 

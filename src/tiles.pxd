@@ -23,6 +23,7 @@ cdef extern from "softmax.hpp" nogil:
                            Py_ssize_t n_features, const T* rescale, const T* first, const T* last, const T* bias)
     void cap_scores[T](T* scores, Py_ssize_t count, T scale, T cap)
     void add_bias[T](T* scores, const T* bias, Py_ssize_t count, T scale)
+    void exclude_masked[T](T* scores, const T* bias, Py_ssize_t count)
     void combine_bias[T](T* block, const T* bias, Py_ssize_t count)
     void add_slopes[T](T* bias, bint begin, Py_ssize_t n_keys, int n_lanes, const T* slopes, const T* distance)
     bint all_equal[T](const T* block, Py_ssize_t count, T value)
