@@ -158,11 +158,10 @@ FASTATTN_NOINLINE void weighted_rows(T* sums, const T* weights, const T* v, std:
 // Softmax of a block of scores (n_keys padded to whole vectors, ROWS): maximum and total (ROWS) are brought up to
 // date, rescale (ROWS) is what older sums must be multiplied by. Lane by lane over the block, rows combined once.
 template <typename T, int ROWS>
-FASTATTN_NOINLINE void decode_softmax_rows(T unit_of_scores, T* scores, std::ptrdiff_t n_keys, T* maximum, T* total,
+FASTATTN_NOINLINE void decode_softmax_rows(T unit, T* scores, std::ptrdiff_t n_keys, T* maximum, T* total,
                                            T* rescale) {
     constexpr int n = lanes_of<T>, keys = n / ROWS;
     const std::ptrdiff_t end = (n_keys + keys - 1) / keys * n;
-    const Vector<T> unit = broadcast<T>(unit_of_scores);
     Vector<T> top = broadcast<T>(minus_infinity<T>);
     for (std::ptrdiff_t i = 0; i < end; i += n) top = larger<T>(load(scores + i), top);
     T lanes[n], reference[n], previous[ROWS];
@@ -177,10 +176,10 @@ FASTATTN_NOINLINE void decode_softmax_rows(T unit_of_scores, T* scores, std::ptr
         lanes[lane] = previous[lane % ROWS];
     }
     const Vector<T> from = load(reference);
-    const Vector<T> factor = exp2_nonpositive<T>((load(lanes) - from) * unit);
+    const Vector<T> factor = exp2_nonpositive<T>(load(lanes) - from, unit);
     Vector<T> sum = broadcast<T>(T(0));
     for (std::ptrdiff_t i = 0; i < end; i += n) {
-        const Vector<T> weight = exp2_nonpositive<T>((load(scores + i) - from) * unit);
+        const Vector<T> weight = exp2_nonpositive<T>(load(scores + i) - from, unit);
         store(scores + i, weight);
         sum = sum + weight;
     }

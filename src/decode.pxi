@@ -52,7 +52,7 @@ cdef void place_decoding(const Problem* problem, const Entry* entry, Py_ssize_t 
                                          entry.first_query + decoding.lanes.query[row]),
                  problem.q.column, problem.head_dim, problem.q.kind)
         for i in range(problem.head_dim):
-            q[row * width + i] *= problem.sign
+            q[row * width + i] *= <real>problem.query_factor
         for i in range(problem.head_dim, width):
             q[row * width + i] = 0
 

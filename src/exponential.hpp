@@ -1,15 +1,15 @@
-// 2**x for x <= 0, and tanh, one register at a time.
+// 2**x for x <= 0, and tanh.
 #pragma once
 
 #include "vector.hpp"
 
 namespace {
 
-// x = n + f with n the nearest integer and |f| <= 1/2. Adding `magic` leaves n + bias in the low bits of the
+// The exponent is n + f with n the nearest integer and |f| <= 1/2. Adding `magic` leaves n + bias in the low bits of the
 // sum, so that a shift makes the power of two. The polynomials (constant term 1, so 2**0 is exactly 1) are
 // minimax in relative error on [-1/2, 1/2], found by the Remez exchange:
 //   float   degree 5,   9.2e-8;   double   degree 11,   3.4e-18.
-// Range: x in [-inf, 0]; below the smallest normal exponent the result is 0, because x is raised to the `lowest`
+// Range: exponents in [-inf, 0]; below the smallest normal one the result is 0, because x is raised to the `lowest`
 // whose power of two has all bits clear; -inf gives 0; NaN stays NaN, with any payload, because the maximum passes
 // its second operand on and the power of two is multiplied and not added to the bits.
 // Measured by tests/test_exponential.py: at most 2.1 ulp (float) and 1.6 ulp (double).
@@ -36,20 +36,21 @@ struct exponential_constants<double> {
         1.017819957184213797e-7, 7.073783248503133299e-9,  4.434771298200376708e-10};
 };
 
-// Several registers at once, stage by stage, so that independent instructions stand next to each other.
+// The exponent is x * unit, never rounded by itself: both of its uses are fused multiply-adds. `lowest` is
+// lowest_exponent(unit). Several registers go stage by stage, so that independent instructions are neighbours.
 template <typename T, int COUNT>
-FASTATTN_INLINE void exp2_nonpositive(Vector<T> (&x)[COUNT]) {
+FASTATTN_INLINE void exp2_nonpositive(Vector<T> (&x)[COUNT], Vector<T> unit, Vector<T> lowest) {
     using constants = exponential_constants<T>;
-    const Vector<T> magic = broadcast<T>(constants::magic), lowest = opaque<T>(broadcast<T>(constants::lowest));
+    const Vector<T> magic = broadcast<T>(constants::magic);
     Vector<T> shifted[COUNT], polynomial[COUNT];
     FASTATTN_UNROLL
     for (int i = 0; i < COUNT; ++i) {
         x[i] = larger<T>(lowest, x[i]);
-        shifted[i] = x[i] + magic;
+        shifted[i] = x[i] * unit + magic;
     }
     FASTATTN_UNROLL
     for (int i = 0; i < COUNT; ++i) {
-        x[i] = x[i] - (shifted[i] - magic);
+        x[i] = x[i] * unit - (shifted[i] - magic);
         polynomial[i] = broadcast<T>(constants::coefficients[constants::degree - 1]);
     }
     FASTATTN_UNROLL
@@ -65,10 +66,16 @@ FASTATTN_INLINE void exp2_nonpositive(Vector<T> (&x)[COUNT]) {
     }
 }
 
+// The x whose exponent x * unit has a power of two of all bits clear; unit is from 1e-30 to 3e38.
 template <typename T>
-FASTATTN_INLINE Vector<T> exp2_nonpositive(Vector<T> x) {
+FASTATTN_INLINE Vector<T> lowest_exponent(T unit) {
+    return opaque<T>(broadcast<T>(exponential_constants<T>::lowest / unit));
+}
+
+template <typename T>
+FASTATTN_INLINE Vector<T> exp2_nonpositive(Vector<T> x, T unit) {
     Vector<T> one[1] = {x};
-    exp2_nonpositive<T, 1>(one);
+    exp2_nonpositive<T, 1>(one, broadcast<T>(unit), lowest_exponent<T>(unit));
     return one[0];
 }
 
@@ -107,7 +114,7 @@ template <typename T>
 FASTATTN_INLINE Vector<T> tanh_of(Vector<T> x) {
     const Vector<T> one = broadcast<T>(T(1)), zero = broadcast<T>(T(0));
     const Vector<T> size = absolute<T>(x);
-    const Vector<T> decay = exp2_nonpositive<T>(size * broadcast<T>(T(-2.885390081777926815)));  // exp(-2|x|)
+    const Vector<T> decay = exp2_nonpositive<T>(zero - size, T(2.885390081777926815));  // exp(-2|x|)
     const Vector<T> saturated = (one - decay) / (one + decay);
     const Vector<T> signed_saturated = select<T>(x < zero, zero - saturated, saturated);
     return select<T>(size < broadcast<T>(T(0.625)), tanh_small<T>(x, x * x), signed_saturated);

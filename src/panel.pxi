@@ -52,7 +52,7 @@ cdef void pack_queries(const Problem* problem, const Entry* entry, const Lanes* 
         else:
             load_row(converted + lane * problem.head_dim, source, problem.q.column, problem.head_dim, problem.q.kind)
             rows[lane] = converted + lane * problem.head_dim
-    pack_rows(panel, <const real**>rows, problem.head_dim, <real>problem.sign)
+    pack_rows(panel, <const real**>rows, problem.head_dim, <real>problem.query_factor)
 
 
 cdef void close_softmax(const Problem* problem, const Entry* entry, const Lanes* lanes, const real* maximum,

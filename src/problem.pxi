@@ -6,7 +6,7 @@
 
 cdef enum:
     max_lanes = 32                  # lanes of the widest panel: 2 x 16
-    panels_per_item = 4             # panels that share a key block while it is in cache
+    panels_per_item = 8             # panels that share a key block while it is in cache
 
 cdef int64_t unbounded = 1 << 61    # a window side without a bound: sums of two of them still fit 64 bits
 
@@ -23,7 +23,7 @@ cdef struct Problem:
     Py_ssize_t n_entries, n_heads, n_kv_heads, group
     Py_ssize_t n_queries, n_keys, head_dim, value_dim
     double softcap                  # 0: off
-    int sign                        # of the scale, applied to the queries: exact
+    double query_factor             # of the queries: the scale's sign, which is exact; all of a scale near 0
     double score_scale              # of scores: |scale| when something is added to them, in natural units, else 1
     double unit                     # weight = 2**(unit * (score - maximum)): where |scale| is otherwise
     bint has_bias                   # mask, bias or slopes given

@@ -23,15 +23,15 @@ FASTATTN_NOINLINE void raise_maximum(T* maximum, const T* scores, std::ptrdiff_t
 
 // scores (KEYS, lanes) become weights, which are added to sum.
 template <typename T, int KEYS, int VECTORS>
-FASTATTN_INLINE void exponentiate_keys(T* scores, Vector<T> unit, const Vector<T> (&reference)[VECTORS],
-                                       Vector<T> (&sum)[VECTORS]) {
+FASTATTN_INLINE void exponentiate_keys(T* scores, Vector<T> unit, Vector<T> least,
+                                       const Vector<T> (&reference)[VECTORS], Vector<T> (&sum)[VECTORS]) {
     Vector<T> x[KEYS * VECTORS];
     FASTATTN_UNROLL
     for (int i = 0; i < KEYS * VECTORS; ++i) {
         x[i] = load(scores + i / VECTORS * panel_lanes_of<T> + i % VECTORS * lanes_of<T>);
-        x[i] = (x[i] - reference[i % VECTORS]) * unit;
+        x[i] = x[i] - reference[i % VECTORS];
     }
-    exp2_nonpositive<T, KEYS * VECTORS>(x);
+    exp2_nonpositive<T, KEYS * VECTORS>(x, unit, least);
     FASTATTN_UNROLL
     for (int i = 0; i < KEYS * VECTORS; ++i) {
         store(scores + i / VECTORS * panel_lanes_of<T> + i % VECTORS * lanes_of<T>, x[i]);
@@ -47,7 +47,7 @@ template <typename T, int VECTORS>
 FASTATTN_NOINLINE void exponentiate(T unit_of_scores, T* scores, std::ptrdiff_t n_keys, const T* maximum,
                                     const T* previous, T* total, T* rescale) {
     constexpr int n = lanes_of<T>;
-    const Vector<T> unit = broadcast<T>(unit_of_scores);
+    const Vector<T> unit = broadcast<T>(unit_of_scores), least = lowest_exponent<T>(unit_of_scores);
     const Vector<T> lowest = broadcast<T>(minus_infinity<T>), zero = broadcast<T>(T(0));
     Vector<T> reference[VECTORS], sum[VECTORS] = {};
     FASTATTN_UNROLL
@@ -57,11 +57,12 @@ FASTATTN_NOINLINE void exponentiate(T unit_of_scores, T* scores, std::ptrdiff_t 
     }
     std::ptrdiff_t key = 0;
     for (; key + 2 <= n_keys; key += 2)
-        exponentiate_keys<T, 2, VECTORS>(scores + key * panel_lanes_of<T>, unit, reference, sum);
-    if (key < n_keys) exponentiate_keys<T, 1, VECTORS>(scores + key * panel_lanes_of<T>, unit, reference, sum);
+        exponentiate_keys<T, 2, VECTORS>(scores + key * panel_lanes_of<T>, unit, least, reference, sum);
+    if (key < n_keys)
+        exponentiate_keys<T, 1, VECTORS>(scores + key * panel_lanes_of<T>, unit, least, reference, sum);
     FASTATTN_UNROLL
     for (int c = 0; c < VECTORS; ++c) {
-        const Vector<T> factor = exp2_nonpositive<T>((load(previous + c * n) - reference[c]) * unit);
+        const Vector<T> factor = exp2_nonpositive<T>(load(previous + c * n) - reference[c], unit_of_scores);
         store(rescale + c * n, factor);
         store(total + c * n, load(total + c * n) * factor + sum[c]);
     }
