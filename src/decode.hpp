@@ -106,26 +106,26 @@ FASTATTN_NOINLINE void dot_rows(T* scores, const T* q, const T* k, std::ptrdiff_
                           v + key * v_stride, v_stride, value_dim);
 }
 
-// sums (ROWS, n_features) = sums * rescale[row] + weights^T @ v, VECTORS registers of features at a time.
-template <typename T, int ROWS, int VECTORS>
+// HELD of the rows: sums (HELD, VECTORS registers) = sums * rescale[row] + weights^T @ v. weights (n_keys, ROWS).
+template <typename T, int ROWS, int HELD, int VECTORS>
 FASTATTN_INLINE void weighted_tile(T* sums, std::ptrdiff_t sums_stride, const T* weights, const T* v,
                                    std::ptrdiff_t v_stride, std::ptrdiff_t n_keys, const T* rescale) {
     constexpr int n = lanes_of<T>;
-    Vector<T> block[ROWS][VECTORS] = {};
+    Vector<T> block[HELD][VECTORS] = {};
     for (std::ptrdiff_t key = 0; key < n_keys; ++key) {
         const T* row = v + key * v_stride;
         Vector<T> value[VECTORS];
         FASTATTN_UNROLL
         for (int c = 0; c < VECTORS; ++c) value[c] = load(row + c * n);
         FASTATTN_UNROLL
-        for (int r = 0; r < ROWS; ++r) {
+        for (int r = 0; r < HELD; ++r) {
             const Vector<T> weight = broadcast(weights[key * ROWS + r]);
             FASTATTN_UNROLL
             for (int c = 0; c < VECTORS; ++c) block[r][c] = block[r][c] + weight * value[c];
         }
     }
     FASTATTN_UNROLL
-    for (int r = 0; r < ROWS; ++r) {
+    for (int r = 0; r < HELD; ++r) {
         const Vector<T> factor = broadcast(rescale[r]);
         FASTATTN_UNROLL
         for (int c = 0; c < VECTORS; ++c) {
@@ -138,12 +138,16 @@ FASTATTN_INLINE void weighted_tile(T* sums, std::ptrdiff_t sums_stride, const T*
 template <typename T, int ROWS>
 FASTATTN_NOINLINE void weighted_rows(T* sums, const T* weights, const T* v, std::ptrdiff_t v_stride,
                                      std::ptrdiff_t n_keys, std::ptrdiff_t n_features, const T* rescale) {
-    constexpr int n = lanes_of<T>, most = ROWS == 1 ? 8 : ROWS == 2 ? 4 : ROWS == 4 ? 2 : 1;
+    constexpr int n = lanes_of<T>, held = ROWS < 4 ? ROWS : 4, most = 8 / held;
     std::ptrdiff_t feature = 0;
     for (; feature + most * n <= n_features; feature += most * n)
-        weighted_tile<T, ROWS, most>(sums + feature, n_features, weights, v + feature, v_stride, n_keys, rescale);
+        for (int r = 0; r < ROWS; r += held)
+            weighted_tile<T, ROWS, held, most>(sums + r * n_features + feature, n_features, weights + r, v + feature,
+                                               v_stride, n_keys, rescale + r);
     for (; feature + n <= n_features; feature += n)
-        weighted_tile<T, ROWS, 1>(sums + feature, n_features, weights, v + feature, v_stride, n_keys, rescale);
+        for (int r = 0; r < ROWS; r += held)
+            weighted_tile<T, ROWS, held, 1>(sums + r * n_features + feature, n_features, weights + r, v + feature,
+                                            v_stride, n_keys, rescale + r);
     for (; feature < n_features; ++feature) {
         for (int r = 0; r < ROWS; ++r) {
             T sum = 0;

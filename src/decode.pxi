@@ -6,7 +6,7 @@
 
 cdef enum:
     chunk_keys = 1024
-    decode_block = 32               # keys per softmax: their values stay in the first-level cache between feature tiles
+    decode_block = 64               # keys per softmax: their values are in the second-level cache when they are summed
 
 cdef struct Decoding:               # the rows of one (entry, key/value head)
     Lanes lanes
