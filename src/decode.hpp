@@ -69,13 +69,16 @@ FASTATTN_INLINE Vector<T> sum_each(Vector<T> (&parts)[lanes_of<T>]) {
 // One vector of scores: n_keys keys of ROWS rows, the lanes beyond them repeat the first key.
 template <typename T, int ROWS>
 FASTATTN_INLINE void dot_tile(T* scores, const T* q, const T* k, std::ptrdiff_t k_stride, std::ptrdiff_t n_keys,
-                              std::ptrdiff_t head_dim, std::ptrdiff_t ahead) {
-    constexpr int n = lanes_of<T>, keys = n / ROWS;
+                              std::ptrdiff_t head_dim, std::ptrdiff_t ahead, const T* v, std::ptrdiff_t v_stride,
+                              std::ptrdiff_t value_dim) {
+    constexpr int n = lanes_of<T>, keys = n / ROWS, line = 64 / int(sizeof(T));
     const std::ptrdiff_t width = (head_dim + n - 1) / n * n, whole = head_dim / n * n;
     Vector<T> parts[n] = {};
     FASTATTN_UNROLL
     for (int key = 0; key < keys; ++key) {
         const T* row = k + (key < n_keys ? key : 0) * k_stride;
+        if (key < n_keys)
+            for (std::ptrdiff_t e = 0; e < value_dim; e += line) prefetch(v + key * v_stride + e);
         for (std::ptrdiff_t d = 0; d < whole; d += n) {
             if (d * std::ptrdiff_t(sizeof(T)) % 64 == 0) prefetch((const char*)(row + d) + ahead);
             const Vector<T> x = load(row + d);
@@ -95,36 +98,34 @@ FASTATTN_INLINE void dot_tile(T* scores, const T* q, const T* k, std::ptrdiff_t 
 
 template <typename T, int ROWS>
 FASTATTN_NOINLINE void dot_rows(T* scores, const T* q, const T* k, std::ptrdiff_t k_stride, std::ptrdiff_t n_keys,
-                                std::ptrdiff_t head_dim, std::ptrdiff_t ahead) {
+                                std::ptrdiff_t head_dim, std::ptrdiff_t ahead, const T* v, std::ptrdiff_t v_stride,
+                                std::ptrdiff_t value_dim) {
     constexpr int keys = lanes_of<T> / ROWS;
     for (std::ptrdiff_t key = 0; key < n_keys; key += keys)
-        dot_tile<T, ROWS>(scores + key * ROWS, q, k + key * k_stride, k_stride, n_keys - key, head_dim, ahead);
+        dot_tile<T, ROWS>(scores + key * ROWS, q, k + key * k_stride, k_stride, n_keys - key, head_dim, ahead,
+                          v + key * v_stride, v_stride, value_dim);
 }
 
-// sums (ROWS, n_features) = sums * rescale[row] + weights^T @ v, VECTORS registers of features at a time.
-template <typename T, int ROWS, int VECTORS>
+// HELD of the rows: sums (HELD, VECTORS registers) = sums * rescale[row] + weights^T @ v. weights (n_keys, ROWS).
+template <typename T, int ROWS, int HELD, int VECTORS>
 FASTATTN_INLINE void weighted_tile(T* sums, std::ptrdiff_t sums_stride, const T* weights, const T* v,
-                                   std::ptrdiff_t v_stride, std::ptrdiff_t n_keys, const T* rescale,
-                                   std::ptrdiff_t ahead) {
+                                   std::ptrdiff_t v_stride, std::ptrdiff_t n_keys, const T* rescale) {
     constexpr int n = lanes_of<T>;
-    Vector<T> block[ROWS][VECTORS] = {};
+    Vector<T> block[HELD][VECTORS] = {};
     for (std::ptrdiff_t key = 0; key < n_keys; ++key) {
         const T* row = v + key * v_stride;
         Vector<T> value[VECTORS];
         FASTATTN_UNROLL
-        for (int c = 0; c < VECTORS; ++c) {
-            if (c * n * int(sizeof(T)) % 64 == 0) prefetch((const char*)(row + c * n) + ahead);
-            value[c] = load(row + c * n);
-        }
+        for (int c = 0; c < VECTORS; ++c) value[c] = load(row + c * n);
         FASTATTN_UNROLL
-        for (int r = 0; r < ROWS; ++r) {
+        for (int r = 0; r < HELD; ++r) {
             const Vector<T> weight = broadcast(weights[key * ROWS + r]);
             FASTATTN_UNROLL
             for (int c = 0; c < VECTORS; ++c) block[r][c] = block[r][c] + weight * value[c];
         }
     }
     FASTATTN_UNROLL
-    for (int r = 0; r < ROWS; ++r) {
+    for (int r = 0; r < HELD; ++r) {
         const Vector<T> factor = broadcast(rescale[r]);
         FASTATTN_UNROLL
         for (int c = 0; c < VECTORS; ++c) {
@@ -136,15 +137,17 @@ FASTATTN_INLINE void weighted_tile(T* sums, std::ptrdiff_t sums_stride, const T*
 
 template <typename T, int ROWS>
 FASTATTN_NOINLINE void weighted_rows(T* sums, const T* weights, const T* v, std::ptrdiff_t v_stride,
-                                     std::ptrdiff_t n_keys, std::ptrdiff_t n_features, const T* rescale,
-                                     std::ptrdiff_t ahead) {
-    constexpr int n = lanes_of<T>, most = ROWS == 1 ? 8 : ROWS == 2 ? 4 : ROWS == 4 ? 2 : 1;
+                                     std::ptrdiff_t n_keys, std::ptrdiff_t n_features, const T* rescale) {
+    constexpr int n = lanes_of<T>, held = ROWS < 4 ? ROWS : 4, most = 8 / held;
     std::ptrdiff_t feature = 0;
     for (; feature + most * n <= n_features; feature += most * n)
-        weighted_tile<T, ROWS, most>(sums + feature, n_features, weights, v + feature, v_stride, n_keys, rescale,
-                                     ahead);
+        for (int r = 0; r < ROWS; r += held)
+            weighted_tile<T, ROWS, held, most>(sums + r * n_features + feature, n_features, weights + r, v + feature,
+                                               v_stride, n_keys, rescale + r);
     for (; feature + n <= n_features; feature += n)
-        weighted_tile<T, ROWS, 1>(sums + feature, n_features, weights, v + feature, v_stride, n_keys, rescale, ahead);
+        for (int r = 0; r < ROWS; r += held)
+            weighted_tile<T, ROWS, held, 1>(sums + r * n_features + feature, n_features, weights + r, v + feature,
+                                            v_stride, n_keys, rescale + r);
     for (; feature < n_features; ++feature) {
         for (int r = 0; r < ROWS; ++r) {
             T sum = 0;
@@ -204,8 +207,9 @@ FASTATTN_NOINLINE void decode_softmax_rows(T unit, T* scores, std::ptrdiff_t n_k
 
 template <typename T>
 inline void decode_scores(int rows, T* scores, const T* q, const T* k, std::ptrdiff_t k_stride,
-                          std::ptrdiff_t n_keys, std::ptrdiff_t head_dim, std::ptrdiff_t ahead) {
-#define CALL(ROWS) dot_rows<T, ROWS>(scores, q, k, k_stride, n_keys, head_dim, ahead)
+                          std::ptrdiff_t n_keys, std::ptrdiff_t head_dim, std::ptrdiff_t ahead, const T* v,
+                          std::ptrdiff_t v_stride, std::ptrdiff_t value_dim) {
+#define CALL(ROWS) dot_rows<T, ROWS>(scores, q, k, k_stride, n_keys, head_dim, ahead, v, v_stride, value_dim)
     FASTATTN_FOR_ROWS(CALL)
 #undef CALL
 }
@@ -219,8 +223,8 @@ inline void decode_softmax(int rows, T unit, T* scores, std::ptrdiff_t n_keys, T
 
 template <typename T>
 inline void decode_values(int rows, T* sums, const T* weights, const T* v, std::ptrdiff_t v_stride,
-                          std::ptrdiff_t n_keys, std::ptrdiff_t n_features, const T* rescale, std::ptrdiff_t ahead) {
-#define CALL(ROWS) weighted_rows<T, ROWS>(sums, weights, v, v_stride, n_keys, n_features, rescale, ahead)
+                          std::ptrdiff_t n_keys, std::ptrdiff_t n_features, const T* rescale) {
+#define CALL(ROWS) weighted_rows<T, ROWS>(sums, weights, v, v_stride, n_keys, n_features, rescale)
     FASTATTN_FOR_ROWS(CALL)
 #undef CALL
 }

@@ -6,7 +6,7 @@
 
 cdef enum:
     chunk_keys = 1024
-    decode_block = 32               # keys per softmax: their values stay in the first-level cache between feature tiles
+    decode_block = 64               # keys per softmax: their values are in the second-level cache when they are summed
 
 cdef struct Decoding:               # the rows of one (entry, key/value head)
     Lanes lanes
@@ -107,7 +107,8 @@ cdef void decode_keys(const Problem* problem, const Entry* entry, const Decoding
                              bias + 2 * padded)
         if content == block_hidden:
             return
-    decode_scores(rows, scores, q, <const real*>block.k, block.k_stride, n_keys, problem.head_dim, problem.ahead)
+    decode_scores(rows, scores, q, <const real*>block.k, block.k_stride, n_keys, problem.head_dim, problem.ahead,
+                  <const real*>block.v, block.v_stride, problem.value_dim)
     apply_bias(problem, content, <const real*>bias, padded, scores)
     for i in range(n_keys * rows, padded):
         scores[i] = -INFINITY
@@ -116,8 +117,7 @@ cdef void decode_keys(const Problem* problem, const Entry* entry, const Decoding
     decode_softmax(rows, <real>problem.unit, scores, n_keys, maximum, maximum + rows, rescale)
     if (all_visible and content == block_open) or all_finite(<const real*>block.v, block.v_stride, n_keys,
                                                              problem.value_dim):
-        decode_values(rows, state, scores, <const real*>block.v, block.v_stride, n_keys, problem.value_dim, rescale,
-                      problem.ahead)
+        decode_values(rows, state, scores, <const real*>block.v, block.v_stride, n_keys, problem.value_dim, rescale)
     else:
         add_selected_values(problem, decoding, state, scores, <const real*>block.v, block.v_stride, block.start,
                             n_keys, rescale, <real*>NULL if content == block_open else bias)

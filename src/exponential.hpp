@@ -5,8 +5,8 @@
 
 namespace {
 
-// The exponent is n + f with n the nearest integer and |f| <= 1/2. Adding `magic` leaves n + bias in the low bits of the
-// sum, so that a shift makes the power of two. The polynomials (constant term 1, so 2**0 is exactly 1) are
+// The exponent is n + f with n the nearest integer and |f| <= 1/2. Adding `magic` leaves n + bias in the low bits of
+// the sum, so that a shift makes the power of two. The polynomials (constant term 1, so 2**0 is exactly 1) are
 // minimax in relative error on [-1/2, 1/2], found by the Remez exchange:
 //   float   degree 5,   9.2e-8;   double   degree 11,   3.4e-18.
 // Range: exponents in [-inf, 0]; below the smallest normal one the result is 0, because x is raised to the `lowest`

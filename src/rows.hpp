@@ -108,7 +108,7 @@ FASTATTN_NOINLINE void load_row(T* to, const char* from, std::ptrdiff_t stride, 
                                           [](std::uint16_t x) { return T(float_from_bfloat16(x)); });
             break;
         case kind_bool:
-            convert_row<T, std::uint8_t>(to, from, stride, count, [](std::uint8_t x) { return excluding_unless<T>(x); });
+            convert_row<T, std::uint8_t>(to, from, stride, count, excluding_unless<T>);
             break;
         default:
 #if defined(__F16C__)

@@ -41,10 +41,11 @@ cdef extern from "decode.hpp" nogil:
     int decode_rows[T](const T* kind)
     int vector_lanes[T](const T* kind)
     void decode_scores[T](int rows, T* scores, const T* q, const T* k, Py_ssize_t k_stride, Py_ssize_t n_keys,
-                          Py_ssize_t head_dim, Py_ssize_t ahead)
+                          Py_ssize_t head_dim, Py_ssize_t ahead, const T* v, Py_ssize_t v_stride,
+                          Py_ssize_t value_dim)
     void decode_softmax[T](int rows, T unit, T* scores, Py_ssize_t n_keys, T* maximum, T* total, T* rescale)
     void decode_values[T](int rows, T* sums, const T* weights, const T* v, Py_ssize_t v_stride, Py_ssize_t n_keys,
-                          Py_ssize_t n_features, const T* rescale, Py_ssize_t ahead)
+                          Py_ssize_t n_features, const T* rescale)
 
 cdef extern from "parallel.hpp" nogil:
     cdef cppclass ItemCounter:
