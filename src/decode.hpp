@@ -29,6 +29,13 @@ FASTATTN_INLINE void prefetch(const void* address) {
 #endif
 }
 
+template <typename T>
+FASTATTN_INLINE void prefetch_rows(const T* rows, std::ptrdiff_t stride, std::ptrdiff_t n_rows,
+                                   std::ptrdiff_t n_columns) {
+    for (std::ptrdiff_t row = 0; row < n_rows; ++row)
+        for (std::ptrdiff_t i = 0; i < n_columns; i += 64 / int(sizeof(T))) prefetch(rows + row * stride + i);
+}
+
 // Keeps the compiler from interleaving rows: the hardware prefetcher follows one row after the other.
 FASTATTN_INLINE void keep_order() {
 #if defined(__GNUC__) || defined(__clang__)
@@ -71,14 +78,13 @@ template <typename T, int ROWS>
 FASTATTN_INLINE void dot_tile(T* scores, const T* q, const T* k, std::ptrdiff_t k_stride, std::ptrdiff_t n_keys,
                               std::ptrdiff_t head_dim, std::ptrdiff_t ahead, const T* v, std::ptrdiff_t v_stride,
                               std::ptrdiff_t value_dim) {
-    constexpr int n = lanes_of<T>, keys = n / ROWS, line = 64 / int(sizeof(T));
+    constexpr int n = lanes_of<T>, keys = n / ROWS;
     const std::ptrdiff_t width = (head_dim + n - 1) / n * n, whole = head_dim / n * n;
     Vector<T> parts[n] = {};
     FASTATTN_UNROLL
     for (int key = 0; key < keys; ++key) {
         const T* row = k + (key < n_keys ? key : 0) * k_stride;
-        if (key < n_keys)
-            for (std::ptrdiff_t e = 0; e < value_dim; e += line) prefetch(v + key * v_stride + e);
+        if (key < n_keys) prefetch_rows(v + key * v_stride, v_stride, 1, value_dim);
         for (std::ptrdiff_t d = 0; d < whole; d += n) {
             if (d * std::ptrdiff_t(sizeof(T)) % 64 == 0) prefetch((const char*)(row + d) + ahead);
             const Vector<T> x = load(row + d);

@@ -40,6 +40,7 @@ cdef extern from "rows.hpp" nogil:
 cdef extern from "decode.hpp" nogil:
     int decode_rows[T](const T* kind)
     int vector_lanes[T](const T* kind)
+    void prefetch_rows[T](const T* rows, Py_ssize_t stride, Py_ssize_t n_rows, Py_ssize_t n_columns)
     void decode_scores[T](int rows, T* scores, const T* q, const T* k, Py_ssize_t k_stride, Py_ssize_t n_keys,
                           Py_ssize_t head_dim, Py_ssize_t ahead, const T* v, Py_ssize_t v_stride,
                           Py_ssize_t value_dim)

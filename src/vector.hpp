@@ -147,17 +147,35 @@ inline Vector<T> larger(const Vector<T>& a, const Vector<T>& b) {
 
 #endif
 
+// Loads and stores of any alignment. With memcpy instead, gcc 12 sends registers through the stack.
+#if FASTATTN_VECTOR_EXTENSION
+template <typename T>
+struct unaligned_of {
+    typedef T type __attribute__((vector_size(vector_bytes), aligned(alignof(T)), may_alias));
+};
+
 template <typename T>
 FASTATTN_INLINE Vector<T> load(const T* from) {
+    return *(const typename unaligned_of<T>::type*)from;
+}
+
+template <typename T>
+FASTATTN_INLINE void store(T* to, Vector<T> x) {
+    *(typename unaligned_of<T>::type*)to = x;
+}
+#else
+template <typename T>
+inline Vector<T> load(const T* from) {
     Vector<T> r;
     std::memcpy(&r, from, sizeof r);
     return r;
 }
 
 template <typename T>
-FASTATTN_INLINE void store(T* to, const Vector<T>& x) {
+inline void store(T* to, const Vector<T>& x) {
     std::memcpy(to, &x, sizeof x);
 }
+#endif
 
 template <typename T>
 FASTATTN_INLINE Vector<T> broadcast(T x) {
