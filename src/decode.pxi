@@ -142,9 +142,9 @@ cdef void decode_chunk(const Problem* problem, const Entry* entry, Py_ssize_t kv
         if problem.pages != NULL and problem.k.direct and problem.v.direct:     # up to the page's end: in place
             block.end = min(block.end, start - start % problem.page_size + problem.page_size)
         n_keys = block.end - start
-        block.k = fetch_rows(problem, &problem.k, entry, kv_head, start, n_keys, problem.head_dim, key_rows,
+        block.k = fetch_rows(problem, &problem.k, entry, kv_head, start, n_keys, problem.head_dim, True, key_rows,
                              &block.k_stride)
-        block.v = fetch_rows(problem, &problem.v, entry, kv_head, start, n_keys, problem.value_dim, value_rows,
+        block.v = fetch_rows(problem, &problem.v, entry, kv_head, start, n_keys, problem.value_dim, True, value_rows,
                              &block.v_stride)
         decode_keys(problem, entry, decoding, q, &block, state, scores, rescale, bias)
         start = block.end

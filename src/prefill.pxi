@@ -143,9 +143,11 @@ cdef void attend_panels(const Problem* problem, const Entry* entry, Py_ssize_t k
     while grid < highest:
         block.start, block.end, block.finite = max(grid, lowest), min(grid + block_size, highest), -1
         n_keys = block.end - block.start
-        block.k = fetch_rows(problem, &problem.k, entry, kv_head, block.start, n_keys, problem.head_dim, key_rows,
+        block.k = fetch_rows(problem, &problem.k, entry, kv_head, block.start, n_keys, problem.head_dim,
+                             n_panels == 1 or not is_spread(&problem.k, problem.head_dim, scratch), key_rows,
                              &block.k_stride)
-        block.v = fetch_rows(problem, &problem.v, entry, kv_head, block.start, n_keys, problem.value_dim, value_rows,
+        block.v = fetch_rows(problem, &problem.v, entry, kv_head, block.start, n_keys, problem.value_dim,
+                             n_panels == 1 or not is_spread(&problem.v, problem.value_dim, scratch), value_rows,
                              &block.v_stride)
         for panel in range(n_panels):
             attend_block(problem, entry, &lanes[panel], scratch + panel * size, &block, scores, bias)

@@ -87,16 +87,22 @@ cdef inline char* row_of(const Tensor* tensor, Py_ssize_t entry, Py_ssize_t head
     return tensor.data + entry * tensor.entry + head * tensor.head + row * tensor.row
 
 
+cdef inline bint is_spread(const Tensor* tensor, Py_ssize_t width, const real* kind) noexcept nogil:
+    """Whether rows lie far apart, as in a view of (B, N, H, D): then they fall into few sets of a cache and each into
+    a page of its own, and a block of them that is read several times is better copied together."""
+    return tensor.row >= 1024 and tensor.row > width * <Py_ssize_t>sizeof(real)
+
+
 cdef const real* fetch_rows(const Problem* problem, const Tensor* tensor, const Entry* entry, Py_ssize_t kv_head,
-                            Py_ssize_t first, Py_ssize_t count, Py_ssize_t width, real* scratch,
+                            Py_ssize_t first, Py_ssize_t count, Py_ssize_t width, bint in_place, real* scratch,
                             Py_ssize_t* stride) noexcept nogil:
     """Keys or values [first, first + count) as rows of the computing type, `stride` elements apart: in place when
-    the caller's array allows it, else converted into scratch (count, width)."""
+    wanted and the caller's array allows it, else converted into scratch (count, width)."""
     cdef Py_ssize_t key, page
     cdef char* start
     if problem.pages == NULL:
         start = row_of(tensor, entry.index, kv_head, entry.first_key + first)
-        if tensor.direct:
+        if tensor.direct and in_place:
             stride[0] = tensor.row // <Py_ssize_t>sizeof(real)
             return <const real*>start
         for key in range(count):
