@@ -224,7 +224,7 @@ def _attend(
         checked.q,
         checked.k,
         checked.v,
-        result[heads],
+        np.asarray(result)[heads],
         None if lse is None else lse[heads],
         factor,
         num_threads,

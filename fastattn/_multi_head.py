@@ -81,7 +81,9 @@ def multi_head_attention(
     out = options.pop("out", None)
     if out is None:
         try:
-            lead = np.broadcast_shapes(split_q.shape[:-3], split_k.shape[:-3], split_v.shape[:-3])
+            paged = options.get("block_table") is not None
+            leads = [x.shape[:-3] for x in (split_q, split_k, split_v)]
+            lead = leads[0] if paged else np.broadcast_shapes(*leads)
         except ValueError:
             lead = split_q.shape[:-3]  # `attention` refuses it by name
         out = np.empty((*lead, split_q.shape[-2], n_heads * split_v.shape[-1]), split_q.dtype)

@@ -135,9 +135,18 @@ def check_slopes(alibi_slopes: Any, sizes: Sizes) -> Array:
     return np.ascontiguousarray(np.broadcast_to(slopes, (*sizes.lead, sizes.n_heads))).reshape(-1)
 
 
+def _as_float64(array: Array) -> Array:
+    """A wider float type as float64; what is finite stays finite."""
+    largest = np.finfo(np.float64).max
+    finite = np.clip(array, -largest, largest)
+    return np.where(np.isinf(array), array, finite).astype(np.float64)
+
+
 def check_bias(name: str, value: Any, sizes: Sizes) -> tuple[Array, int]:
     """A mask or bias as a view of shape (..., H, N, S), and its element kind."""
     array = as_array(name, value)
+    if array.dtype.kind == "f" and array.dtype.itemsize > 8:
+        array = _as_float64(array)
     kind = float_kind(array.dtype)
     if array.dtype == np.bool_ and name == "mask":
         kind = "bool"

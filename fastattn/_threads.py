@@ -131,7 +131,7 @@ def check_num_threads(num_threads: object) -> int:
         raise TypeError(f"num_threads must be an integer or None, got {num_threads!r}") from None
     if count < 1:
         raise ValueError(f"num_threads must be at least 1, got {count}")
-    return min(count, 1024)
+    return min(count, max(64, 2 * (os.cpu_count() or 1)))  # more would only cost memory
 
 
 def threads_of(num_threads: int | None) -> int:

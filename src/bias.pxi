@@ -60,7 +60,7 @@ cdef BlockContent build_bias(const Problem* problem, const Entry* entry, const L
         begun = True
     if problem.slopes != NULL:
         for lane in range(n_lanes):
-            slopes[lane] = <real>problem.slopes[entry.index * problem.n_heads + lanes.head[lane]]
+            slopes[lane] = narrowed(problem.slopes[entry.index * problem.n_heads + lanes.head[lane]], block)
             distance[lane] = <real>(lanes.query[lane] + entry.offset - start)
         add_slopes(block, not begun, n_keys, n_lanes, <const real*>slopes, <const real*>distance)
         for lane in range(<int>(count - n_keys * n_lanes)):
@@ -74,11 +74,11 @@ cdef void apply_bias(const Problem* problem, BlockContent content, const real* b
                      real* scores) noexcept nogil:
     """What a block's scores go through before the softmax: scale, cap, bias."""
     if problem.softcap != 0:
-        cap_scores(scores, count, <real>problem.score_scale, <real>problem.softcap)
+        cap_scores(scores, count, narrowed(problem.score_scale, scores), narrowed(problem.softcap, scores))
     if content == block_masked:
         exclude_masked(scores, bias, count)
     elif content == block_mixed:
-        add_bias(scores, bias, count, <real>(1 if problem.softcap != 0 else problem.score_scale))
+        add_bias(scores, bias, count, narrowed(1 if problem.softcap != 0 else problem.score_scale, scores))
 
 
 cdef bint sees_any(const Problem* problem, const Entry* entry, const Lanes* lanes, int lane,

@@ -68,18 +68,21 @@ cdef void clear_state(const Problem* problem, real* state, int rows) noexcept no
 cdef void add_selected_values(const Problem* problem, const Decoding* decoding, real* sums, const real* weights,
                               const real* v, Py_ssize_t v_stride, Py_ssize_t start, Py_ssize_t n_keys,
                               const real* rescale, const real* bias) noexcept nogil:
-    """As decode_values where values hold NaN or infinity and some keys are excluded: those add nothing."""
+    """As decode_values where values hold NaN or infinity and some keys are excluded: those add nothing. Finite sums
+    come out bit for bit as there."""
     cdef Py_ssize_t key, feature
+    cdef real* total = sums
+    cdef real block
     cdef int row
     for row in range(decoding.rows):
         for feature in range(problem.value_dim):
-            sums[row * problem.value_dim + feature] *= rescale[row]
-        for key in range(n_keys):
-            if (decoding.lanes.first[row] <= start + key < decoding.lanes.last[row]
-                    and (bias == NULL or bias[key * decoding.rows + row] != -INFINITY)):
-                for feature in range(problem.value_dim):
-                    sums[row * problem.value_dim + feature] += (weights[key * decoding.rows + row]
-                                                                * v[key * v_stride + feature])
+            block = 0
+            for key in range(n_keys):
+                if (decoding.lanes.first[row] <= start + key < decoding.lanes.last[row]
+                        and (bias == NULL or bias[key * decoding.rows + row] != -INFINITY)):
+                    block = block + weights[key * decoding.rows + row] * v[key * v_stride + feature]
+            total[0] = total[0] * rescale[row] + block
+            total += 1
 
 
 cdef void exclude_keys(const Decoding* decoding, real* scores, Py_ssize_t start, Py_ssize_t n_keys) noexcept nogil:

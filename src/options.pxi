@@ -1,6 +1,6 @@
 # The options of one call, taken from the Python object that the checks made, and kept alive during the call.
 
-cdef double smallest_unit = 1e-30, largest_unit = 3e38   # of the exponent, in any computing type
+cdef double smallest_unit = 1e-30, largest_unit = 1e30   # of the exponent, in any computing type
 
 cdef void begin(Problem* problem, const Py_ssize_t* q_shape, const Py_ssize_t* k_shape, const Py_ssize_t* v_shape,
                 double scale) noexcept nogil:
@@ -11,9 +11,8 @@ cdef void begin(Problem* problem, const Py_ssize_t* q_shape, const Py_ssize_t* k
     problem.n_kv_heads, problem.n_keys, problem.value_dim = k_shape[1], k_shape[2], v_shape[3]
     problem.group = problem.n_heads // problem.n_kv_heads if problem.n_kv_heads else 1
     problem.query_factor, problem.score_scale, problem.unit = -1 if scale < 0 else 1, 1, fabs(scale) * LOG2E
-    if problem.unit < smallest_unit:
+    if not smallest_unit < problem.unit < largest_unit:
         problem.query_factor, problem.unit = scale, LOG2E
-    problem.unit = min(problem.unit, largest_unit)
     problem.left = problem.right = unbounded
 
 

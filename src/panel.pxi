@@ -62,19 +62,20 @@ cdef void close_softmax(const Problem* problem, const Entry* entry, const Lanes*
     cdef double top, weight, sink, share, natural = problem.unit / LOG2E
     for lane in range(lanes.count):
         top, weight, share = <double>maximum[lane] * natural, <double>total[lane], 1.0
-        if weight == 0:
-            top = -INFINITY
-        if problem.sinks != NULL:
-            sink = problem.sinks[lanes.head[lane]]
+        sink = problem.sinks[lanes.head[lane]] if problem.sinks != NULL else -INFINITY
+        if weight == 0 and not sees_any(problem, entry, lanes, lane, maximum):
+            weight, top, factor[lane] = 1, sink, 0
+        else:
+            if weight == 0:         # every visible score is -inf
+                top = -INFINITY
             if sink > top:
                 share = exp(top - sink)
                 weight, top = weight * share + exp(sink - sink), sink
             elif sink != -INFINITY:     # also when it is NaN
                 weight += exp(sink - top)
-        factor[lane] = <real>(share / weight)
-        if weight == 0:             # nothing was visible: 0; every visible score is -inf: NaN, as in NumPy
-            weight = NAN if sees_any(problem, entry, lanes, lane, maximum) else 0.0
-            factor[lane] = <real>weight
+            if weight == 0:             # NaN, as in NumPy
+                weight = NAN
+            factor[lane] = <real>(share / weight)
         if problem.lse.data != NULL:
             (<real*>row_of(&problem.lse, entry.index, lanes.head[lane],
                            entry.first_query + lanes.query[lane]))[0] = <real>(top + log(weight))

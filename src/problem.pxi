@@ -23,7 +23,7 @@ cdef struct Problem:
     Py_ssize_t n_entries, n_heads, n_kv_heads, group
     Py_ssize_t n_queries, n_keys, head_dim, value_dim
     double softcap                  # 0: off
-    double query_factor             # of the queries: the scale's sign, which is exact; all of a scale near 0
+    double query_factor             # of the queries: the scale's sign, which is exact; or all of an extreme one
     double score_scale              # of scores: |scale| when something is added to them, in natural units, else 1
     double unit                     # weight = 2**(unit * (score - maximum)): where |scale| is otherwise
     bint has_bias                   # mask, bias or slopes given

@@ -58,8 +58,8 @@ FASTATTN_INLINE std::uint16_t bfloat16_from_float(float x) {
 }
 
 template <typename T, typename From, typename Convert>
-FASTATTN_INLINE void convert_row(T* to, const char* from, std::ptrdiff_t stride, std::ptrdiff_t count,
-                                 Convert convert) {
+FASTATTN_INLINE void convert_row(T* __restrict to, const char* __restrict from, std::ptrdiff_t stride,
+                                 std::ptrdiff_t count, Convert convert) {
     if (stride == std::ptrdiff_t(sizeof(From))) {
         for (std::ptrdiff_t i = 0; i < count; ++i) {
             From x;
@@ -86,6 +86,11 @@ FASTATTN_INLINE T narrow(double x) {
     return T(x);
 }
 
+template <typename T>
+inline T narrowed(double x, const T*) {
+    return narrow<T>(x);
+}
+
 // 0 for a true byte, -inf for a false one.
 template <typename T>
 FASTATTN_INLINE T excluding_unless(std::uint8_t byte) {
@@ -95,7 +100,8 @@ FASTATTN_INLINE T excluding_unless(std::uint8_t byte) {
 
 // to[0..count) = the row at `from`, elements `stride` bytes apart (any stride, any alignment).
 template <typename T>
-FASTATTN_NOINLINE void load_row(T* to, const char* from, std::ptrdiff_t stride, std::ptrdiff_t count, int kind) {
+FASTATTN_NOINLINE void load_row(T* __restrict to, const char* __restrict from, std::ptrdiff_t stride,
+                                std::ptrdiff_t count, int kind) {
     switch (kind) {
         case kind_float32:
             convert_row<T, float>(to, from, stride, count, [](float x) { return T(x); });
@@ -108,7 +114,8 @@ FASTATTN_NOINLINE void load_row(T* to, const char* from, std::ptrdiff_t stride, 
                                           [](std::uint16_t x) { return T(float_from_bfloat16(x)); });
             break;
         case kind_bool:
-            convert_row<T, std::uint8_t>(to, from, stride, count, excluding_unless<T>);
+            convert_row<T, std::uint8_t>(to, from, stride, count,
+                                         [](std::uint8_t byte) { return excluding_unless<T>(byte); });
             break;
         default:
 #if defined(__F16C__)
@@ -127,8 +134,8 @@ FASTATTN_NOINLINE void load_row(T* to, const char* from, std::ptrdiff_t stride, 
 }
 
 template <typename To, typename T, typename Convert>
-FASTATTN_INLINE void store_converted(char* to, std::ptrdiff_t stride, const T* from, std::ptrdiff_t count,
-                                     Convert convert) {
+FASTATTN_INLINE void store_converted(char* __restrict to, std::ptrdiff_t stride, const T* __restrict from,
+                                     std::ptrdiff_t count, Convert convert) {
     for (std::ptrdiff_t i = 0; i < count; ++i) {
         const To x = convert(from[i]);
         std::memcpy(to + i * stride, &x, sizeof x);
@@ -137,7 +144,8 @@ FASTATTN_INLINE void store_converted(char* to, std::ptrdiff_t stride, const T* f
 
 // The row at `to`, elements `stride` bytes apart, = from[0..count), rounded to nearest even.
 template <typename T>
-FASTATTN_NOINLINE void store_row(char* to, std::ptrdiff_t stride, const T* from, std::ptrdiff_t count, int kind) {
+FASTATTN_NOINLINE void store_row(char* __restrict to, std::ptrdiff_t stride, const T* __restrict from,
+                                 std::ptrdiff_t count, int kind) {
     switch (kind) {
         case kind_float32:
             store_converted<float>(to, stride, from, count, [](T x) { return float(x); });

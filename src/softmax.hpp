@@ -152,14 +152,19 @@ FASTATTN_NOINLINE void combine_bias(T* block, const T* bias, std::ptrdiff_t coun
     }
 }
 
-// bias (n_keys, n_lanes) += (or = when `begin`) -slope * |distance - key|, lane by lane.
+// bias (n_keys, n_lanes) += (or = when `begin`) -slope * |distance - key|, lane by lane. What is excluded stays so,
+// and what is finite stays finite.
 template <typename T>
 FASTATTN_NOINLINE void add_slopes(T* bias, bool begin, std::ptrdiff_t n_keys, int n_lanes, const T* slopes,
                                   const T* distance) {
+    constexpr T largest = std::numeric_limits<T>::max();
     for (std::ptrdiff_t key = 0; key < n_keys; ++key) {
         for (int lane = 0; lane < n_lanes; ++lane) {
             T* at = bias + key * n_lanes + lane;
-            *at = (begin ? T(0) : *at) - slopes[lane] * std::fabs(distance[lane] - T(key));
+            T product = -slopes[lane] * std::fabs(distance[lane] - T(key));
+            product = product < -largest ? -largest : product > largest ? largest : product;
+            const T before = begin ? T(0) : *at, sum = before + product;
+            *at = before == minus_infinity<T> ? before : sum < -largest ? -largest : sum;
         }
     }
 }

@@ -33,6 +33,7 @@ cdef extern from "rows.hpp" nogil:
     int kind_float32, kind_float64, kind_float16, kind_bfloat16, kind_bool
     void load_row[T](T* to, const char* source, Py_ssize_t stride, Py_ssize_t count, int kind)
     void store_row[T](char* to, Py_ssize_t stride, const T* source, Py_ssize_t count, int kind)
+    T narrowed[T](double x, const T* kind)
     bint all_finite[T](const T* rows, Py_ssize_t stride, Py_ssize_t n_rows, Py_ssize_t n_columns)
     void pack_rows[T](T* panel, const T** rows, Py_ssize_t n_columns, T factor)
     void unpack_rows[T](T** rows, int n_rows, const T* panel, Py_ssize_t n_columns, const T* factor)

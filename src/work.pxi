@@ -5,6 +5,8 @@ cdef enum:
     serial_operations = 1000000     # below (some 20 microseconds) waking a second thread costs more than it saves
     small_scratch = 16384           # bytes of scratch that fit on the stack
 
+cdef Py_ssize_t largest_axis = <Py_ssize_t>1 << 40  # sizes of scratch are computed without overflow up to here
+
 cdef struct Schedule:
     Py_ssize_t* first_item          # (entries + 1,): an entry's items are [first_item[e], first_item[e + 1])
     Py_ssize_t n_items
@@ -127,6 +129,11 @@ cdef int run(Problem* problem, int num_threads, object source, const real* kind)
     if source is not None:
         options = Options(source)
         options.apply(problem)
+    if problem.n_entries == 0 or problem.n_heads == 0 or problem.n_queries == 0:
+        return 0
+    if max(problem.head_dim, problem.value_dim, problem.n_entries) > largest_axis:
+        raise MemoryError(f"no memory for scratch of {max(problem.head_dim, problem.value_dim)} features "
+                          f"and {problem.n_entries} batch entries")
     n_workers = plan(problem, &schedule, num_threads, kind)
     scratch_size = max(prefill_scratch(problem, kind), decode_scratch(problem, kind)) * sizeof(real)
     scratch_size = (scratch_size + 63) // 64 * 64
