@@ -110,7 +110,7 @@ cdef int plan(const Problem* problem, Schedule* schedule, int num_threads, const
     if n_workers > 1 and schedule.n_items < 8 * n_workers:  # few items: smaller ones, so that every thread has some
         schedule.split = True
         schedule.n_items = count_items(problem, schedule, kind)
-    while n_workers > 1 and schedule.panels > 1 and schedule.n_items < 4 * n_workers:
+    while n_workers > 1 and schedule.panels > 1 and schedule.n_items < 16 * n_workers:
         schedule.panels //= 2
         schedule.n_items = count_items(problem, schedule, kind)
     return <int>max(1, min(<Py_ssize_t>n_workers, schedule.n_items))
