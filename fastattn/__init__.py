@@ -1,4 +1,4 @@
-"""fastattn: the fastest exact attention on a CPU, for NumPy arrays.
+"""fastattn: fast exact attention on a CPU, for NumPy arrays.
 
 >>> import numpy as np, fastattn
 >>> q = k = v = np.ones((1, 2, 3, 4), np.float32)

@@ -35,7 +35,10 @@ def as_array(name: str, value: Any) -> Array:
     """The argument as a plain array, native byte order, unconverted otherwise."""
     if isinstance(value, np.ma.MaskedArray):
         raise TypeError(f"{name} must not be a masked array, because its mask would be ignored: pass mask= instead")
-    array = np.asarray(value)
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise ValueError(f"{name} must be a rectangular array of numbers: {error}") from None
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     return array

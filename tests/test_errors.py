@@ -293,3 +293,10 @@ def test_set_num_threads(error, match, value):
 def test_show_config_mode():
     with pytest.raises(ValueError, match="mode must be 'stdout' or 'dict', got 'json'"):
         fastattn.show_config(mode="json")
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v", "mask"])
+def test_ragged_lists_name_the_argument(name):
+    arguments = {key: [[1.0, 2.0]] for key in "qkv"} | {name: [[1.0, 2.0], [3.0]]}
+    with pytest.raises(ValueError, match=f"^{name} must be a rectangular array of numbers"):
+        fastattn.attention(**arguments)
