@@ -104,10 +104,13 @@ def mhsa_forward(x: ArrayLike, w_qkv: ArrayLike) -> Array:
         array if array.shape[:-2] == lead else np.broadcast_to(array, lead + array.shape[-2:]) for array in (x, weights)
     )
     out = np.empty(x.shape, dtype)
-    attend = _self_attend_by_state if n_rows > n_features else _self_attend_by_scores
     with np.errstate(all="ignore"):
         for box in _boxes(lead, _SCRATCH_SIZE // max(n_rows * n_features, 1)):
-            attend(x[box], weights[box], out[box])
+            if n_rows <= n_features:
+                _self_attend_by_scores(x[box], weights[box], out[box])
+            elif not _self_attend_by_state(x[box], weights[box], out[box]):
+                for entry in _entries(x[box].shape[:-2]):
+                    _self_attend_entry(x[box][entry], weights[box][entry], out[box][entry])
     return out
 
 
@@ -138,8 +141,22 @@ def _self_attend_by_scores(x: Array, weights: Array, out: Array) -> None:
     np.add(result, rows, out=out, casting="unsafe")
 
 
-def _self_attend_by_state(x: Array, weights: Array, out: Array) -> None:
-    """Write ``X + X (W_Q (K^T V))`` for a long sequence: x (..., N, D), weights (..., D, 3D)."""
+def _self_attend_entry(x: Array, weights: Array, out: Array) -> None:
+    """Write the rows of one entry, by the state if its products stay within the type: x (N, D), weights (D, 3D)."""
+    if not _self_attend_by_state(x, weights, out):
+        rows = np.ascontiguousarray(x, dtype=weights.dtype)
+        query, key, value = (part[np.newaxis] for part in np.split(rows @ weights, 3, axis=-1))
+        result = np.empty(query.shape, weights.dtype)
+        _attend(query, key, value, result, weights.dtype, False, 1.0, keep_states=False)
+        np.add(result[0], rows, out=out, casting="unsafe")
+
+
+def _self_attend_by_state(x: Array, weights: Array, out: Array) -> bool:
+    """Write ``X + X (W_Q (K^T V))`` for a long sequence: x (..., N, D), weights (..., D, 3D).
+
+    Returns False, and leaves rows unwritten, where K^T V leaves the range of the type, and where entries that share
+    the call need different ways.
+    """
     *lead, n_rows, n_features = x.shape
     dtype = weights.dtype
     query_weights, kv_weights = weights[..., :n_features], weights[..., n_features:]
@@ -151,19 +168,26 @@ def _self_attend_by_state(x: Array, weights: Array, out: Array) -> None:
         rows = np.ascontiguousarray(x[..., start : start + step, :], dtype=dtype)
         n_chunk = rows.shape[-2]
         np.matmul(rows, kv_weights, out=scratch[..., :n_chunk, :])
-        state += first[..., :n_chunk, :].swapaxes(-1, -2) @ second[..., :n_chunk, :]
+        keys, values = first[..., :n_chunk, :], second[..., :n_chunk, :]
+        added = keys.swapaxes(-1, -2) @ values
+        if not _fits(added, keys, values):
+            return False
+        state += added
     folded = query_weights @ state
     # Folding must not lose what the two-step product would keep: its intermediate may leave the dtype's
     # range although the result does not. Half of the exponent's range leaves room for the other factor.
     limits = np.finfo(dtype)
     largest = np.abs(folded).max(axis=(-2, -1), initial=0.0)
     fits = (largest > math.sqrt(limits.tiny)) & (largest < math.sqrt(limits.max))
+    if fits.size > 1 and not fits.all():
+        return False
     factors = [folded.astype(dtype)] if fits.all() else [query_weights, state.astype(dtype)]
     for start in range(0, n_rows, step):
         rows = result = np.ascontiguousarray(x[..., start : start + step, :], dtype=dtype)
         for factor, buffer in zip(factors, (first, second), strict=False):
             result = np.matmul(result, factor, out=buffer[..., : rows.shape[-2], :])
         np.add(result, rows, out=out[..., start : start + step, :], casting="unsafe")
+    return True
 
 
 def linear_attention(q: ArrayLike, k: ArrayLike, v: ArrayLike, *, causal: bool = False, scale: float = 1.0) -> Array:
@@ -199,8 +223,9 @@ def linear_attention(q: ArrayLike, k: ArrayLike, v: ArrayLike, *, causal: bool =
     Notes
     -----
     Takes ``(Q K^T) V`` or ``Q (K^T V)``, whichever needs fewer multiplications, in chunks; the causal form
-    carries ``K^T V`` from chunk to chunk (Katharopoulos et al., *Transformers are RNNs*, 2020). Scratch
-    memory does not grow with N or S. NaN or infinity in a key or value reaches only queries that see it.
+    carries ``K^T V`` from chunk to chunk (Katharopoulos et al., *Transformers are RNNs*, 2020). Heads whose
+    ``K^T V`` would leave the accumulation type's range are computed as written. Scratch memory does not grow
+    with N or S. NaN or infinity in a key or value reaches only queries that see it.
 
     Examples
     --------
@@ -236,21 +261,45 @@ def linear_attention(q: ArrayLike, k: ArrayLike, v: ArrayLike, *, causal: bool =
     scratch = group * rows * (head_dim + value_dim + columns) + (columns + head_dim) * (head_dim + value_dim)
     with np.errstate(all="ignore"):
         for box in _boxes(shared, _SCRATCH_SIZE // max(scratch, 1)):
-            _attend(queries[box], keys[box], values[box], results[box], accumulation, causal, factor)
+            if _attend(queries[box], keys[box], values[box], results[box], accumulation, causal, factor):
+                continue
+            for head in _entries(keys[box].shape[:-3]):
+                query, key, value, result = (array[box][head] for array in (queries, keys, values, results))
+                if not _attend(query, key, value, result, accumulation, causal, factor):
+                    _attend(query, key, value, result, accumulation, causal, factor, keep_states=False)
     return out
 
 
-def _attend(q: Array, k: Array, v: Array, out: Array, dtype: np.dtype[Any], causal: bool, scale: float) -> None:
-    """Write the attention of a few heads: q (..., G, N, D), k (..., 1, S, D), v (..., 1, S, E)."""
+def _attend(
+    q: Array,
+    k: Array,
+    v: Array,
+    out: Array,
+    dtype: np.dtype[Any],
+    causal: bool,
+    scale: float,
+    *,
+    keep_states: bool = True,
+) -> bool:
+    """Write the attention of a few heads: q (..., G, N, D), k (..., 1, S, D), v (..., 1, S, E).
+
+    Returns False, and leaves rows unwritten, where K^T V leaves the range of the type, though ``(Q K^T) V`` may not.
+    Without `keep_states` every product is taken as written.
+    """
     n_queries, n_keys = q.shape[-2], k.shape[-2]
     # Keys that every query sees, and queries that see none. What is left is a square below its diagonal.
     prefix = max(n_keys - n_queries, 0) if causal else n_keys
     blind = max(n_queries - n_keys, 0) if causal else 0
-    by_state = prefix > 0 and _state_is_cheaper(q.shape[-3] * n_queries, prefix, k.shape[-1], v.shape[-1])
+    by_state = (
+        keep_states and prefix > 0 and _state_is_cheaper(q.shape[-3] * n_queries, prefix, k.shape[-1], v.shape[-1])
+    )
     state = np.zeros((*k.shape[:-2], k.shape[-1], v.shape[-1])) if by_state else None
     if state is not None:
         for keys, values in _key_chunks(k, v, prefix, dtype):
-            state += keys.swapaxes(-1, -2) @ values
+            added = keys.swapaxes(-1, -2) @ values
+            if not _fits(added, keys, values):
+                return False
+            state += added
     out[..., :blind, :] = 0
     step = _CAUSAL_ROWS if causal else _QUERY_ROWS
     for start in range(blind, n_queries, step):
@@ -263,17 +312,39 @@ def _attend(q: Array, k: Array, v: Array, out: Array, dtype: np.dtype[Any], caus
         else:
             total = queries @ state.astype(dtype, copy=False)
         if not by_state:
-            for keys, values in _key_chunks(k, v, prefix, dtype):
+            for keys, values in _key_chunks(k, v, prefix if keep_states else prefix + (start - blind) * causal, dtype):
                 total += (queries @ keys.swapaxes(-1, -2)) @ values
         if causal:
             beside = slice(prefix + start - blind, prefix + stop - blind)
             keys = np.ascontiguousarray(k[..., beside, :], dtype=dtype)
             values = np.ascontiguousarray(v[..., beside, :], dtype=dtype)
             total += _triangle(queries, keys, values)
-            if stop < n_queries:
+            if stop < n_queries and keep_states:
                 added = keys.swapaxes(-1, -2) @ values
+                if not _fits(added, keys, values):
+                    return False
                 state = added.astype(np.float64) if state is None else state + added
         out[..., start:stop, :] = total
+    return True
+
+
+def _fits(product: Array, keys: Array, values: Array) -> bool:
+    """Whether product (..., D, E) = keys (..., S, D)^T @ values (..., S, E) has lost nothing to the type's range.
+
+    Its terms ``k * v`` are not those of ``(q * k) * v``: they may overflow, or vanish, where the latter do not.
+    Infinite or NaN keys and values are what they are in either order. Each head is judged by itself.
+    """
+    limits = np.finfo(product.dtype)
+    # A number of the least size has lost nothing that counts; as many as 2**20 of the largest have a finite sum.
+    least, most = float(limits.tiny / limits.eps), float(limits.max) / 2**20
+    largest = np.abs(product).max(axis=(-2, -1), initial=0.0)
+    fits = (largest >= least) & (largest <= most)
+    if fits.all():
+        return True
+    key, value = (np.abs(array).max(axis=(-2, -1), initial=0.0) for array in (keys, values))
+    fits |= (largest <= most) & ((key == 0) | (value == 0) | (key >= least / value))
+    fits |= ~(np.isfinite(key) & np.isfinite(value))
+    return bool(fits.all())
 
 
 def _triangle(queries: Array, keys: Array, values: Array) -> Array:
@@ -298,6 +369,10 @@ def _key_chunks(k: Array, v: Array, stop: int, dtype: np.dtype[Any]) -> Iterator
     for start in range(0, stop, _KEY_ROWS):
         rows = slice(start, min(start + _KEY_ROWS, stop))
         yield np.ascontiguousarray(k[..., rows, :], dtype=dtype), np.ascontiguousarray(v[..., rows, :], dtype=dtype)
+
+
+def _entries(lead: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    return itertools.product(*map(range, lead))
 
 
 def _boxes(lead: tuple[int, ...], n_entries: int) -> Iterator[tuple[slice, ...]]:
