@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
-Array = np.ndarray[Any, np.dtype[Any]]
+Array: TypeAlias = NDArray[Any]
 
 FLOAT32 = np.dtype(np.float32)
 FLOAT64 = np.dtype(np.float64)
@@ -87,7 +88,7 @@ def overlaps_itself(array: Array) -> bool:
     return False
 
 
-def check_out(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], inputs: dict[str, Array | None]) -> Array:
+def check_out(out: Array, shape: tuple[int, ...], dtype: np.dtype[Any], inputs: dict[str, Array | None]) -> Array:
     """The caller's array for the result, if it can take it."""
     if not isinstance(out, np.ndarray):
         raise TypeError(f"out must be a NumPy array, got {type(out).__name__}")

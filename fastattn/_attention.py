@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, overload
+from typing import Any, Literal, SupportsIndex, Unpack, overload
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from fastattn._arrays import FLOAT32, Array, check_out
 from fastattn._call import call_over_leading, lse_dtype
@@ -12,70 +13,56 @@ from fastattn._checks import check_arrays, check_options
 from fastattn._dispatch import kernel
 from fastattn._options import check_flag, check_scale
 from fastattn._threads import get_num_threads, threads_of
+from fastattn._typing import AttentionOptions, DoubleArray, Numbers, Real, SmallFloat, Window
 
 
 @overload
-def attention(
-    q: Any,
-    k: Any,
-    v: Any,
+def attention(  # type: ignore[overload-overlap]
+    q: NDArray[SmallFloat],
+    k: ArrayLike,
+    v: ArrayLike,
     *,
-    mask: Any = ...,
-    bias: Any = ...,
-    causal: bool = ...,
-    window: tuple[int | None, int | None] | None = ...,
-    q_offset: Any = ...,
-    kv_lens: Any = ...,
-    block_table: Any = ...,
-    scale: float | None = ...,
-    softcap: float | None = ...,
-    alibi_slopes: Any = ...,
-    sinks: Any = ...,
-    out: Array | None = ...,
     return_lse: Literal[False] = ...,
-    num_threads: int | None = ...,
+    **options: Unpack[AttentionOptions],
+) -> NDArray[SmallFloat]: ...
+@overload
+def attention(
+    q: DoubleArray | Numbers,
+    k: ArrayLike,
+    v: ArrayLike,
+    *,
+    return_lse: Literal[False] = ...,
+    **options: Unpack[AttentionOptions],
+) -> NDArray[np.float64]: ...
+@overload
+def attention(
+    q: ArrayLike, k: ArrayLike, v: ArrayLike, *, return_lse: Literal[False] = ..., **options: Unpack[AttentionOptions]
 ) -> Array: ...
 @overload
-def attention(
-    q: Any,
-    k: Any,
-    v: Any,
+def attention(  # type: ignore[overload-overlap]
+    q: NDArray[SmallFloat],
+    k: ArrayLike,
+    v: ArrayLike,
     *,
-    mask: Any = ...,
-    bias: Any = ...,
-    causal: bool = ...,
-    window: tuple[int | None, int | None] | None = ...,
-    q_offset: Any = ...,
-    kv_lens: Any = ...,
-    block_table: Any = ...,
-    scale: float | None = ...,
-    softcap: float | None = ...,
-    alibi_slopes: Any = ...,
-    sinks: Any = ...,
-    out: Array | None = ...,
     return_lse: Literal[True],
-    num_threads: int | None = ...,
+    **options: Unpack[AttentionOptions],
+) -> tuple[NDArray[SmallFloat], NDArray[np.float32]]: ...
+@overload
+def attention(
+    q: DoubleArray | Numbers,
+    k: ArrayLike,
+    v: ArrayLike,
+    *,
+    return_lse: Literal[True],
+    **options: Unpack[AttentionOptions],
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]: ...
+@overload
+def attention(
+    q: ArrayLike, k: ArrayLike, v: ArrayLike, *, return_lse: Literal[True], **options: Unpack[AttentionOptions]
 ) -> tuple[Array, Array]: ...
 @overload
 def attention(
-    q: Any,
-    k: Any,
-    v: Any,
-    *,
-    mask: Any = ...,
-    bias: Any = ...,
-    causal: bool = ...,
-    window: tuple[int | None, int | None] | None = ...,
-    q_offset: Any = ...,
-    kv_lens: Any = ...,
-    block_table: Any = ...,
-    scale: float | None = ...,
-    softcap: float | None = ...,
-    alibi_slopes: Any = ...,
-    sinks: Any = ...,
-    out: Array | None = ...,
-    return_lse: bool = ...,
-    num_threads: int | None = ...,
+    q: ArrayLike, k: ArrayLike, v: ArrayLike, *, return_lse: bool, **options: Unpack[AttentionOptions]
 ) -> Array | tuple[Array, Array]: ...
 
 
@@ -84,20 +71,20 @@ def attention(
     k: Any,
     v: Any,
     *,
-    mask: Any = None,
-    bias: Any = None,
+    mask: ArrayLike | None = None,
+    bias: ArrayLike | None = None,
     causal: bool = False,
-    window: tuple[int | None, int | None] | None = None,
-    q_offset: Any = None,
-    kv_lens: Any = None,
-    block_table: Any = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    alibi_slopes: Any = None,
-    sinks: Any = None,
+    window: Window | None = None,
+    q_offset: ArrayLike | None = None,
+    kv_lens: ArrayLike | None = None,
+    block_table: ArrayLike | None = None,
+    scale: Real | None = None,
+    softcap: Real | None = None,
+    alibi_slopes: ArrayLike | None = None,
+    sinks: ArrayLike | None = None,
     out: Array | None = None,
     return_lse: bool = False,
-    num_threads: int | None = None,
+    num_threads: SupportsIndex | None = None,
 ) -> Array | tuple[Array, Array]:
     """Exact scaled dot-product attention, ``softmax(scale * q @ k.T) @ v`` per head.
 
@@ -207,7 +194,15 @@ def attention(
 
 
 def _attend(
-    q: Any, k: Any, v: Any, *, out: Any, return_lse: bool, scale: Any, num_threads: int, **given: Any
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    *,
+    out: Array | None,
+    return_lse: bool,
+    scale: Real | None,
+    num_threads: int,
+    **given: Any,
 ) -> Array | tuple[Array, Array]:
     """The call with options; `given` are those that `check_options` takes."""
     checked = check_arrays(q, k, v, paged=given["block_table"] is not None)

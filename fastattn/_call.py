@@ -23,8 +23,8 @@ def call_kernel(
         kernel.attention_float64(q, k, v, out, lse, scale, num_threads, options)
     else:
         function = kernel.attention_half if is_half(q.dtype) else kernel.attention_float32_half
-        arrays = [bits_view(x) for x in (q, k, v, out)]
-        function(*arrays, lse, scale, num_threads, float_kind(k.dtype) == "bfloat16", options)
+        q, k, v, out = (bits_view(x) for x in (q, k, v, out))
+        function(q, k, v, out, lse, scale, num_threads, float_kind(k.dtype) == "bfloat16", options)
 
 
 def lse_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:

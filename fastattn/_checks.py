@@ -21,6 +21,7 @@ from fastattn._options import (
     check_softcap,
     check_window,
 )
+from fastattn._typing import Real, Window
 
 
 @dataclass(slots=True)
@@ -95,11 +96,11 @@ def check_options(
     mask: Any,
     bias: Any,
     causal: bool,
-    window: Any,
+    window: Window | None,
     q_offset: Any,
     kv_lens: Any,
     block_table: Any,
-    softcap: Any,
+    softcap: Real | None,
     alibi_slopes: Any,
     sinks: Any,
 ) -> Options:

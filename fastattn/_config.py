@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from typing import Literal, overload
+from typing import Literal, TypeAlias, overload
 
 import numpy as np
 
@@ -11,14 +11,16 @@ from fastattn._dispatch import available_isas, built_isas, kernel
 from fastattn._threads import get_num_threads
 from fastattn._version import __version__
 
+Config: TypeAlias = dict[str, str | int | tuple[str, ...]]
+
 
 @overload
 def show_config(mode: Literal["stdout"] = "stdout") -> None: ...
 @overload
-def show_config(mode: Literal["dict"]) -> dict[str, object]: ...
+def show_config(mode: Literal["dict"]) -> Config: ...
 
 
-def show_config(mode: str = "stdout") -> dict[str, object] | None:
+def show_config(mode: str = "stdout") -> Config | None:
     """Print, or return, what this installation is.
 
     Parameters
@@ -46,7 +48,7 @@ def show_config(mode: str = "stdout") -> dict[str, object] | None:
     """
     if mode not in ("stdout", "dict"):
         raise ValueError(f"mode must be 'stdout' or 'dict', got {mode!r}")
-    config: dict[str, object] = {
+    config: Config = {
         "fastattn": __version__,
         "numpy": np.__version__,
         "python": platform.python_version(),

@@ -9,24 +9,8 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
-from collections.abc import Callable
-from typing import Any, Protocol, cast
-
-
-class Kernel(Protocol):
-    """What every kernel module offers; `src/attention.pyx` says what each function takes."""
-
-    isa: str
-    openmp: bool
-    vector_bits: int
-    vector_extension: bool
-    max_threads: Callable[[], int]
-    attention_common: Callable[..., Any]
-    attention_float32: Callable[..., None]
-    attention_float64: Callable[..., None]
-    attention_half: Callable[..., None]
-    attention_float32_half: Callable[..., None]
-
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 LEVELS = ("baseline", "avx2", "avx512")
 """Instruction-set levels, lowest first."""
@@ -67,7 +51,7 @@ def available_isas() -> tuple[str, ...]:
     return tuple(name for name in built_isas() if name in supported)
 
 
-def load(name: str) -> Kernel:
+def load(name: str) -> ModuleType:
     """The kernel module of one available level.
 
     Raises
@@ -80,10 +64,10 @@ def load(name: str) -> Kernel:
             f"FASTATTN_ISA={name!r} cannot be used: built are {', '.join(built_isas()) or 'none'}; "
             f"this machine runs {', '.join(_supported())}"
         )
-    return cast(Kernel, importlib.import_module(f"fastattn._kernels.{name}"))
+    return importlib.import_module(f"fastattn._kernels.{name}")
 
 
-def _choose() -> Kernel:
+def _choose() -> ModuleType:
     forced = os.environ.get("FASTATTN_ISA", "")
     if forced:
         return load(forced)
@@ -96,5 +80,10 @@ def _choose() -> Kernel:
     return load(available[-1])
 
 
-kernel = _choose()
-"""The kernel module in use."""
+if TYPE_CHECKING:
+    from fastattn._kernels import baseline
+
+    kernel = baseline  # all kernel modules have its types
+else:
+    kernel = _choose()
+    """The kernel module in use."""

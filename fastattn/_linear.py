@@ -25,14 +25,15 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from fastattn._arrays import FLOAT32, FLOAT64, Array, as_floats
 from fastattn._checks import check_arrays
 from fastattn._options import check_flag, check_real
+from fastattn._typing import DoubleArray, Numbers, Real, SmallFloat
 
 __all__ = ["linear_attention", "mhsa_forward"]
 
@@ -48,6 +49,16 @@ _SCRATCH_SIZE = 1 << 20
 def accumulation_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Return float64 for float64 and float32 for everything smaller."""
     return FLOAT64 if dtype == FLOAT64 else FLOAT32
+
+
+@overload
+def mhsa_forward(  # type: ignore[overload-overlap]
+    x: NDArray[SmallFloat], w_qkv: NDArray[SmallFloat]
+) -> NDArray[SmallFloat]: ...
+@overload
+def mhsa_forward(x: DoubleArray | Numbers, w_qkv: DoubleArray | Numbers) -> NDArray[np.float64]: ...
+@overload
+def mhsa_forward(x: ArrayLike, w_qkv: ArrayLike) -> Array: ...
 
 
 def mhsa_forward(x: ArrayLike, w_qkv: ArrayLike) -> Array:
@@ -190,7 +201,19 @@ def _self_attend_by_state(x: Array, weights: Array, out: Array) -> bool:
     return True
 
 
-def linear_attention(q: ArrayLike, k: ArrayLike, v: ArrayLike, *, causal: bool = False, scale: float = 1.0) -> Array:
+@overload
+def linear_attention(  # type: ignore[overload-overlap]
+    q: NDArray[SmallFloat], k: ArrayLike, v: ArrayLike, *, causal: bool = ..., scale: Real = ...
+) -> NDArray[SmallFloat]: ...
+@overload
+def linear_attention(
+    q: DoubleArray | Numbers, k: ArrayLike, v: ArrayLike, *, causal: bool = ..., scale: Real = ...
+) -> NDArray[np.float64]: ...
+@overload
+def linear_attention(q: ArrayLike, k: ArrayLike, v: ArrayLike, *, causal: bool = ..., scale: Real = ...) -> Array: ...
+
+
+def linear_attention(q: ArrayLike, k: ArrayLike, v: ArrayLike, *, causal: bool = False, scale: Real = 1.0) -> Array:
     """Attention without softmax: ``scale * (Q K^T) V``, in time linear in the sequence length.
 
     Parameters
@@ -377,7 +400,7 @@ def _entries(lead: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
 
 def _boxes(lead: tuple[int, ...], n_entries: int) -> Iterator[tuple[slice, ...]]:
     """Cut an index space of shape `lead` into boxes of at most `n_entries` entries, at least one."""
-    sides = []
+    sides: list[list[slice]] = []
     for length in reversed(lead):
         side = max(1, min(length, n_entries))
         n_entries //= side

@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import overload
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from fastattn._arrays import Array, as_floats
 from fastattn._linear import accumulation_dtype
+from fastattn._typing import DoubleArray, Numbers, SmallFloat
 
 __all__ = ["merge_states"]
+
+
+@overload
+def merge_states(  # type: ignore[overload-overlap]
+    outs: Sequence[NDArray[SmallFloat]] | NDArray[SmallFloat], lses: Sequence[ArrayLike] | Array
+) -> tuple[NDArray[SmallFloat], NDArray[np.float32]]: ...
+@overload
+def merge_states(
+    outs: Sequence[DoubleArray] | DoubleArray | Numbers, lses: Sequence[ArrayLike] | Array
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]: ...
+@overload
+def merge_states(outs: Sequence[ArrayLike] | Array, lses: Sequence[ArrayLike] | Array) -> tuple[Array, Array]: ...
 
 
 def merge_states(outs: Sequence[ArrayLike] | Array, lses: Sequence[ArrayLike] | Array) -> tuple[Array, Array]:

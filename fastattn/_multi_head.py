@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import operator
-from typing import Any
+from typing import Any, Literal, SupportsIndex, Unpack, overload
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from fastattn._arrays import Array, as_floats
 from fastattn._attention import attention
+from fastattn._typing import AttentionOptions, DoubleArray, Numbers, SmallFloat
 
 
-def _head_count(name: str, value: Any) -> int:
+def _head_count(name: str, value: SupportsIndex) -> int:
     try:
         count = operator.index(value)
     except TypeError:
@@ -30,9 +32,96 @@ def _split(name: str, array: Array, n_heads: int) -> Array:
     return array.reshape(*array.shape[:-1], n_heads, array.shape[-1] // n_heads).swapaxes(-2, -3)
 
 
+@overload
+def multi_head_attention(  # type: ignore[overload-overlap]
+    q: NDArray[SmallFloat],
+    k: ArrayLike,
+    v: ArrayLike,
+    num_heads: SupportsIndex,
+    *,
+    num_kv_heads: SupportsIndex | None = ...,
+    return_lse: Literal[False] = ...,
+    **options: Unpack[AttentionOptions],
+) -> NDArray[SmallFloat]: ...
+@overload
 def multi_head_attention(
-    q: Any, k: Any, v: Any, num_heads: int, *, num_kv_heads: int | None = None, **options: Any
-) -> Any:
+    q: DoubleArray | Numbers,
+    k: ArrayLike,
+    v: ArrayLike,
+    num_heads: SupportsIndex,
+    *,
+    num_kv_heads: SupportsIndex | None = ...,
+    return_lse: Literal[False] = ...,
+    **options: Unpack[AttentionOptions],
+) -> NDArray[np.float64]: ...
+@overload
+def multi_head_attention(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    num_heads: SupportsIndex,
+    *,
+    num_kv_heads: SupportsIndex | None = ...,
+    return_lse: Literal[False] = ...,
+    **options: Unpack[AttentionOptions],
+) -> Array: ...
+@overload
+def multi_head_attention(  # type: ignore[overload-overlap]
+    q: NDArray[SmallFloat],
+    k: ArrayLike,
+    v: ArrayLike,
+    num_heads: SupportsIndex,
+    *,
+    num_kv_heads: SupportsIndex | None = ...,
+    return_lse: Literal[True],
+    **options: Unpack[AttentionOptions],
+) -> tuple[NDArray[SmallFloat], NDArray[np.float32]]: ...
+@overload
+def multi_head_attention(
+    q: DoubleArray | Numbers,
+    k: ArrayLike,
+    v: ArrayLike,
+    num_heads: SupportsIndex,
+    *,
+    num_kv_heads: SupportsIndex | None = ...,
+    return_lse: Literal[True],
+    **options: Unpack[AttentionOptions],
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]: ...
+@overload
+def multi_head_attention(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    num_heads: SupportsIndex,
+    *,
+    num_kv_heads: SupportsIndex | None = ...,
+    return_lse: Literal[True],
+    **options: Unpack[AttentionOptions],
+) -> tuple[Array, Array]: ...
+@overload
+def multi_head_attention(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    num_heads: SupportsIndex,
+    *,
+    num_kv_heads: SupportsIndex | None = ...,
+    return_lse: bool,
+    **options: Unpack[AttentionOptions],
+) -> Array | tuple[Array, Array]: ...
+
+
+def multi_head_attention(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    num_heads: SupportsIndex,
+    *,
+    num_kv_heads: SupportsIndex | None = None,
+    out: Array | None = None,
+    return_lse: bool = False,
+    **options: Any,
+) -> Array | tuple[Array, Array]:
     """Multi-head attention without projections: split the features into heads, attend, concatenate.
 
     Per head h, ``softmax(Q_h K_h.T / sqrt(d / num_heads)) V_h`` (Vaswani et al., 2017).
@@ -49,14 +138,18 @@ def multi_head_attention(
         Query heads.
     num_kv_heads : int, optional
         Key/value heads; divides num_heads. Default num_heads.
+    out : ndarray, shape of the result, optional
+        Where to write it: q's dtype, no overlap with an input.
+    return_lse : bool, default False
+        Also return the log-sum-exp of each row.
     **options
-        As for `attention`; masks have shape (..., H, N, S), ``out`` the shape of the result.
+        The others of `attention`; masks have shape (..., H, N, S).
 
     Returns
     -------
     out : ndarray, shape (..., N, num_heads * d_v / num_kv_heads)
     lse : ndarray, shape (..., num_heads, N)
-        Only with ``return_lse=True``.
+        Only with return_lse.
 
     Raises
     ------
@@ -78,7 +171,6 @@ def multi_head_attention(
     split_q = _split("q", as_floats("q", q), n_heads)
     split_k = _split("k", as_floats("k", k), n_kv_heads)
     split_v = _split("v", as_floats("v", v), n_kv_heads)
-    out = options.pop("out", None)
     if out is None:
         try:
             paged = options.get("block_table") is not None
@@ -92,5 +184,5 @@ def multi_head_attention(
     expected = (split_q.shape[-2], n_heads * split_v.shape[-1])
     if out.shape[-2:] != expected:
         raise ValueError(f"out must have shape (..., {expected[0]}, {expected[1]}), got {out.shape}")
-    result = attention(split_q, split_k, split_v, out=_split("out", out, n_heads), **options)
+    result = attention(split_q, split_k, split_v, out=_split("out", out, n_heads), return_lse=return_lse, **options)
     return (out, result[1]) if isinstance(result, tuple) else out

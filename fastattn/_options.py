@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import operator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fastattn._arrays import KINDS, Array, as_array, as_integers, bits_view, float_kind
+from fastattn._typing import Real, Window
 
 UNBOUNDED = 1 << 61
 FARTHEST = 1 << 59
@@ -48,13 +50,13 @@ class Sizes:
     n_keys: int
 
 
-def check_flag(name: str, value: Any) -> bool:
+def check_flag(name: str, value: bool) -> bool:
     if not isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{name} must be True or False, got {value!r}")
     return bool(value)
 
 
-def check_real(name: str, value: Any) -> float:
+def check_real(name: str, value: Real) -> float:
     """One finite real number as a Python float: int, float, NumPy scalar or 0-d array."""
     array = as_array(name, value)
     if array.ndim or (array.dtype.kind not in "iuf" and float_kind(array.dtype) is None):
@@ -65,13 +67,13 @@ def check_real(name: str, value: Any) -> float:
     return number
 
 
-def check_scale(scale: Any, head_dim: int) -> float:
+def check_scale(scale: Real | None, head_dim: int) -> float:
     if scale is None:
         return head_dim**-0.5 if head_dim else 1.0
     return check_real("scale", scale)
 
 
-def check_softcap(softcap: Any) -> float:
+def check_softcap(softcap: Real | None) -> float:
     if softcap is None:
         return 0.0
     number = check_real("softcap", softcap)
@@ -80,7 +82,7 @@ def check_softcap(softcap: Any) -> float:
     return number
 
 
-def _window_side(name: str, value: Any) -> int:
+def _window_side(name: str, value: SupportsIndex | None) -> int:
     if value is None:
         return UNBOUNDED
     try:
@@ -92,7 +94,7 @@ def _window_side(name: str, value: Any) -> int:
     return UNBOUNDED if side == -1 or side >= FARTHEST else side
 
 
-def check_window(window: Any, causal: bool) -> tuple[int, int]:
+def check_window(window: Window | None, causal: bool) -> tuple[int, int]:
     """Keys to the left and to the right of the diagonal; causal bounds the right side by 0."""
     left, right = UNBOUNDED, UNBOUNDED
     if window is not None:
@@ -171,9 +173,9 @@ def check_pages(block_table: Any, lead: tuple[int, ...]) -> Array:
     return np.ascontiguousarray(array.astype(np.int64).reshape(math.prod(lead), array.shape[-1]))
 
 
-def check_pages_used(pages: Array, lengths: Array, page_size: int, n_pages: int) -> None:
+def check_pages_used(pages: NDArray[np.int64], lengths: NDArray[np.int64], page_size: int, n_pages: int) -> None:
     """Every page that holds a valid key must exist."""
-    used = np.arange(pages.shape[1]) * page_size < lengths[:, None]
+    used = np.arange(int(pages.shape[1])) * page_size < lengths[:, None]
     wrong = used & ((pages < 0) | (pages >= n_pages))
     if wrong.any():
         raise ValueError(f"block_table must hold page numbers 0 ... {n_pages - 1}, got {pages[wrong][0]}")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from fastattn._arrays import FLOAT32, FLOAT64, Array, as_array, float_kind
 from fastattn._attention import attention
+from fastattn._typing import AttentionOptions
 
 LARGEST_CODE = 127
 INT8 = np.dtype(np.int8)
@@ -51,7 +53,7 @@ def quantize_rows(x: Any) -> tuple[Array, Array]:
         raise TypeError(f"x must be float32, float64, float16 or bfloat16, got {array.dtype}")
     if array.ndim == 0:
         raise TypeError("x must have rows, shape (..., D), got a single number")
-    rows = array.astype(FLOAT64 if array.dtype == FLOAT64 else FLOAT32, copy=False)
+    rows: Array = array.astype(FLOAT64 if array.dtype == FLOAT64 else FLOAT32, copy=False)
     largest = np.abs(rows).max(axis=-1, initial=0)
     allowed = largest <= np.finfo(FLOAT32).max
     if not allowed.all():
@@ -72,6 +74,16 @@ def dequantize_rows(codes: Array, scales: Array) -> Array:
     return codes * scales[..., None]
 
 
-def quantized_attention(q: Any, k_codes: Any, k_scales: Any, v_codes: Any, v_scales: Any, **options: Any) -> Any:
+def quantized_attention(
+    q: ArrayLike,
+    k_codes: Array,
+    k_scales: Array,
+    v_codes: Array,
+    v_scales: Array,
+    *,
+    return_lse: bool = False,
+    **options: Unpack[AttentionOptions],
+) -> Array | tuple[Array, Array]:
     """`attention` on quantized keys and values, with float32 q and the same options."""
-    return attention(q, dequantize_rows(k_codes, k_scales), dequantize_rows(v_codes, v_scales), **options)
+    keys, values = dequantize_rows(k_codes, k_scales), dequantize_rows(v_codes, v_scales)
+    return attention(q, keys, values, return_lse=return_lse, **options)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import operator
 import os
-from pathlib import Path
+from typing import SupportsIndex
 
 from fastattn._dispatch import kernel
 
@@ -32,18 +32,19 @@ def _affinity() -> int:
     return os.cpu_count() or 1
 
 
-def _read(path: Path) -> str:
+def _read(path: str) -> str:
     try:
-        return path.read_text()
+        with open(path) as file:
+            return file.read()
     except OSError:
         return ""
 
 
-def _quota_of(folder: Path) -> float:
+def _quota_of(folder: str) -> float:
     """CPUs that one control group may use: version 2's cpu.max, else version 1's quota and period."""
-    words = _read(folder / "cpu.max").split()
+    words = _read(os.path.join(folder, "cpu.max")).split()
     if not words:
-        words = [_read(folder / "cpu.cfs_quota_us").strip(), _read(folder / "cpu.cfs_period_us").strip()]
+        words = [_read(os.path.join(folder, f"cpu.cfs_{name}_us")).strip() for name in ("quota", "period")]
     try:
         quota, period = int(words[0]), int(words[1])
     except (ValueError, IndexError):
@@ -51,15 +52,16 @@ def _quota_of(folder: Path) -> float:
     return quota / period if quota > 0 and period > 0 else math.inf
 
 
-def _quota(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> float:
+def _quota(root: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup") -> float:
     """The tightest quota among the process's control groups and their parents."""
-    tightest = min(_quota_of(root), _quota_of(root / "cpu"))
+    bases = (root, os.path.join(root, "cpu"))
+    tightest = min(map(_quota_of, bases))
     for line in _read(own).splitlines():
         _, _, group = line.split(":", 2) if line.count(":") >= 2 else ("", "", "/")
         parts = [part for part in group.split("/") if part not in ("", "..")]
         for depth in range(1, len(parts) + 1):
-            for base in (root, root / "cpu"):
-                tightest = min(tightest, _quota_of(base.joinpath(*parts[:depth])))
+            for base in bases:
+                tightest = min(tightest, _quota_of(os.path.join(base, *parts[:depth])))
     return tightest
 
 
@@ -98,7 +100,7 @@ def get_num_threads() -> int:
     return min(_worked_out, kernel.max_threads())
 
 
-def set_num_threads(num_threads: int | None) -> None:
+def set_num_threads(num_threads: SupportsIndex | None) -> None:
     """Set the number of threads of calls without ``num_threads``, for the whole process.
 
     Parameters
@@ -123,10 +125,10 @@ def set_num_threads(num_threads: int | None) -> None:
     _chosen, _worked_out = None if num_threads is None else check_num_threads(num_threads), None
 
 
-def check_num_threads(num_threads: object) -> int:
+def check_num_threads(num_threads: SupportsIndex) -> int:
     """A call's own ``num_threads`` as an int; 1 in a forked child."""
     try:
-        count = operator.index(num_threads)  # type: ignore[arg-type]
+        count = operator.index(num_threads)
     except TypeError:
         raise TypeError(f"num_threads must be an integer or None, got {num_threads!r}") from None
     if count < 1:
@@ -134,7 +136,7 @@ def check_num_threads(num_threads: object) -> int:
     return min(count, max(64, 2 * (os.cpu_count() or 1)))  # more would only cost memory
 
 
-def threads_of(num_threads: int | None) -> int:
+def threads_of(num_threads: SupportsIndex | None) -> int:
     """What one call uses: its own ``num_threads``, checked, or the default."""
     if num_threads is None:
         return get_num_threads()

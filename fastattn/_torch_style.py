@@ -2,24 +2,64 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import overload
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from fastattn._arrays import Array, as_floats
 from fastattn._attention import attention
 from fastattn._options import check_flag, check_real
+from fastattn._typing import DoubleArray, Numbers, Real, SmallFloat
+
+
+@overload
+def scaled_dot_product_attention(  # type: ignore[overload-overlap]
+    query: NDArray[SmallFloat],
+    key: ArrayLike,
+    value: ArrayLike,
+    attn_mask: ArrayLike | None = ...,
+    dropout_p: Real = ...,
+    is_causal: bool = ...,
+    *,
+    scale: Real | None = ...,
+    enable_gqa: bool = ...,
+) -> NDArray[SmallFloat]: ...
+@overload
+def scaled_dot_product_attention(
+    query: DoubleArray | Numbers,
+    key: ArrayLike,
+    value: ArrayLike,
+    attn_mask: ArrayLike | None = ...,
+    dropout_p: Real = ...,
+    is_causal: bool = ...,
+    *,
+    scale: Real | None = ...,
+    enable_gqa: bool = ...,
+) -> NDArray[np.float64]: ...
+@overload
+def scaled_dot_product_attention(
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    attn_mask: ArrayLike | None = ...,
+    dropout_p: Real = ...,
+    is_causal: bool = ...,
+    *,
+    scale: Real | None = ...,
+    enable_gqa: bool = ...,
+) -> Array: ...
 
 
 def scaled_dot_product_attention(
-    query: Any,
-    key: Any,
-    value: Any,
-    attn_mask: Any = None,
-    dropout_p: float = 0.0,
+    query: ArrayLike,
+    key: ArrayLike,
+    value: ArrayLike,
+    attn_mask: ArrayLike | None = None,
+    dropout_p: Real = 0.0,
     is_causal: bool = False,
     *,
-    scale: float | None = None,
+    scale: Real | None = None,
     enable_gqa: bool = False,
 ) -> Array:
     """Attention with the signature and meaning of ``torch.nn.functional.scaled_dot_product_attention``.

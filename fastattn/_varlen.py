@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, SupportsIndex, Unpack, overload
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from fastattn._arrays import FLOAT64, KINDS, Array, as_array, check_out
 from fastattn._call import call_kernel, lse_dtype
@@ -20,6 +21,7 @@ from fastattn._options import (
     check_window,
 )
 from fastattn._threads import threads_of
+from fastattn._typing import DoubleArray, Numbers, PackedOptions, Real, SmallFloat, Window
 
 
 def _check_bounds(name: str, value: Any, total: int) -> Array:
@@ -39,23 +41,102 @@ def _check_bounds(name: str, value: Any, total: int) -> Array:
     return np.ascontiguousarray(array.astype(np.int64))
 
 
+@overload
+def attention_varlen(  # type: ignore[overload-overlap]
+    q: NDArray[SmallFloat],
+    k: ArrayLike,
+    v: ArrayLike,
+    cu_seqlens_q: ArrayLike,
+    cu_seqlens_k: ArrayLike | None = ...,
+    *,
+    return_lse: Literal[False] = ...,
+    **options: Unpack[PackedOptions],
+) -> NDArray[SmallFloat]: ...
+@overload
 def attention_varlen(
-    q: Any,
-    k: Any,
-    v: Any,
-    cu_seqlens_q: Any,
-    cu_seqlens_k: Any = None,
+    q: DoubleArray | Numbers,
+    k: ArrayLike,
+    v: ArrayLike,
+    cu_seqlens_q: ArrayLike,
+    cu_seqlens_k: ArrayLike | None = ...,
+    *,
+    return_lse: Literal[False] = ...,
+    **options: Unpack[PackedOptions],
+) -> NDArray[np.float64]: ...
+@overload
+def attention_varlen(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    cu_seqlens_q: ArrayLike,
+    cu_seqlens_k: ArrayLike | None = ...,
+    *,
+    return_lse: Literal[False] = ...,
+    **options: Unpack[PackedOptions],
+) -> Array: ...
+@overload
+def attention_varlen(  # type: ignore[overload-overlap]
+    q: NDArray[SmallFloat],
+    k: ArrayLike,
+    v: ArrayLike,
+    cu_seqlens_q: ArrayLike,
+    cu_seqlens_k: ArrayLike | None = ...,
+    *,
+    return_lse: Literal[True],
+    **options: Unpack[PackedOptions],
+) -> tuple[NDArray[SmallFloat], NDArray[np.float32]]: ...
+@overload
+def attention_varlen(
+    q: DoubleArray | Numbers,
+    k: ArrayLike,
+    v: ArrayLike,
+    cu_seqlens_q: ArrayLike,
+    cu_seqlens_k: ArrayLike | None = ...,
+    *,
+    return_lse: Literal[True],
+    **options: Unpack[PackedOptions],
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]: ...
+@overload
+def attention_varlen(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    cu_seqlens_q: ArrayLike,
+    cu_seqlens_k: ArrayLike | None = ...,
+    *,
+    return_lse: Literal[True],
+    **options: Unpack[PackedOptions],
+) -> tuple[Array, Array]: ...
+@overload
+def attention_varlen(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    cu_seqlens_q: ArrayLike,
+    cu_seqlens_k: ArrayLike | None = ...,
+    *,
+    return_lse: bool,
+    **options: Unpack[PackedOptions],
+) -> Array | tuple[Array, Array]: ...
+
+
+def attention_varlen(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    cu_seqlens_q: ArrayLike,
+    cu_seqlens_k: ArrayLike | None = None,
     *,
     causal: bool = False,
-    window: tuple[int | None, int | None] | None = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    alibi_slopes: Any = None,
-    sinks: Any = None,
+    window: Window | None = None,
+    scale: Real | None = None,
+    softcap: Real | None = None,
+    alibi_slopes: ArrayLike | None = None,
+    sinks: ArrayLike | None = None,
     out: Array | None = None,
     return_lse: bool = False,
-    num_threads: int | None = None,
-) -> Any:
+    num_threads: SupportsIndex | None = None,
+) -> Array | tuple[Array, Array]:
     """Attention of each member of a packed batch with itself, as one pool of work.
 
     Member m has queries ``q[cu_seqlens_q[m]:cu_seqlens_q[m + 1]]`` and keys and values

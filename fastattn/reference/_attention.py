@@ -1,11 +1,13 @@
 """The general function, from its definition."""
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias, Unpack, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-Array = NDArray[Any]
+from fastattn._typing import AttentionRules, Real, Window
+
+Array: TypeAlias = NDArray[Any]
 
 
 class Attended(NamedTuple):
@@ -15,11 +17,43 @@ class Attended(NamedTuple):
     values: Array  # (..., H, S, E): what the weights multiplied, one copy per query head
 
 
+@overload
+def attention(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    *,
+    return_lse: Literal[False] = ...,
+    dtype: DTypeLike = ...,
+    **options: Unpack[AttentionRules],
+) -> Array: ...
+@overload
+def attention(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    *,
+    return_lse: Literal[True],
+    dtype: DTypeLike = ...,
+    **options: Unpack[AttentionRules],
+) -> tuple[Array, Array]: ...
+@overload
+def attention(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    *,
+    return_lse: bool,
+    dtype: DTypeLike = ...,
+    **options: Unpack[AttentionRules],
+) -> Array | tuple[Array, Array]: ...
+
+
 def attention(
     q: ArrayLike, k: ArrayLike, v: ArrayLike, *, mask: ArrayLike | None = None, bias: ArrayLike | None = None,
-    causal: bool = False, window: tuple[int | None, int | None] | None = None, q_offset: ArrayLike | None = None,
-    kv_lens: ArrayLike | None = None, block_table: ArrayLike | None = None, scale: float | None = None,
-    softcap: float | None = None, alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None,
+    causal: bool = False, window: Window | None = None, q_offset: ArrayLike | None = None,
+    kv_lens: ArrayLike | None = None, block_table: ArrayLike | None = None, scale: Real | None = None,
+    softcap: Real | None = None, alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None,
     return_lse: bool = False, dtype: DTypeLike = np.float64,
 ) -> Array | tuple[Array, Array]:  # fmt: skip
     """Compute ``softmax(scale * q kᵀ + ...) v`` with the whole score matrix in memory.
@@ -88,9 +122,9 @@ def attention(
 
 def attend(
     q: ArrayLike, k: ArrayLike, v: ArrayLike, *, mask: ArrayLike | None = None, bias: ArrayLike | None = None,
-    causal: bool = False, window: tuple[int | None, int | None] | None = None, q_offset: ArrayLike | None = None,
-    kv_lens: ArrayLike | None = None, block_table: ArrayLike | None = None, scale: float | None = None,
-    softcap: float | None = None, alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None,
+    causal: bool = False, window: Window | None = None, q_offset: ArrayLike | None = None,
+    kv_lens: ArrayLike | None = None, block_table: ArrayLike | None = None, scale: Real | None = None,
+    softcap: Real | None = None, alibi_slopes: ArrayLike | None = None, sinks: ArrayLike | None = None,
     dtype: DTypeLike = np.float64,
 ) -> Attended:  # fmt: skip
     """Do what `attention` says, and tell which keys were seen."""
@@ -101,8 +135,8 @@ def attend(
         k, v = (_gather_pages(pages, block_table, kv_lens) for pages in (k, v))
     one_head = q.ndim == k.ndim == v.ndim == 2
     q, k, v = (array[None] if array.ndim == 2 else array for array in (q, k, v))
-    n_heads, n_queries, head_dim = q.shape[-3:]
-    n_keys = k.shape[-2]
+    n_heads, n_queries, head_dim = map(int, q.shape[-3:])
+    n_keys = int(k.shape[-2])
     k, v = (repeat_heads(array, n_heads) for array in (k, v))
     lead = np.broadcast_shapes(q.shape[:-3], k.shape[:-3], v.shape[:-3])
     shape = (*lead, n_heads, n_queries, n_keys)
@@ -111,7 +145,7 @@ def attend(
     offset = lengths - n_queries if q_offset is None else _per_entry(q_offset, lead)
     # (..., 1, N, S): how far a key lies before the position of its query
     distance = np.arange(n_queries)[:, None] + offset - np.arange(n_keys)
-    visible = np.broadcast_to(np.arange(n_keys) < lengths, shape)
+    visible: NDArray[np.bool_] = np.broadcast_to(np.arange(n_keys) < lengths, shape)
     if causal:
         visible = visible & (distance >= 0)
     if window is not None:
@@ -141,7 +175,7 @@ def attend(
     return Attended(out[0], lse[0], visible, v) if one_head else Attended(out, lse, visible, v)
 
 
-def _per_entry(integers: ArrayLike, lead: tuple[int, ...]) -> Array:
+def _per_entry(integers: ArrayLike, lead: tuple[int, ...]) -> NDArray[np.int64]:
     """Give every leading entry its integer, in a shape (..., 1, 1, 1) that goes with the scores."""
     return np.broadcast_to(np.asarray(integers, np.int64), lead)[..., None, None, None]
 
@@ -167,7 +201,7 @@ def _gather_pages(pages: Array, block_table: ArrayLike, kv_lens: ArrayLike | Non
         raise ValueError("block_table needs kv_lens, got kv_lens=None")
     n_pages, n_heads, page_size, features = pages.shape
     table = np.asarray(block_table)
-    in_use = np.arange(table.shape[-1]) * page_size < np.asarray(kv_lens)[..., None]
+    in_use = np.arange(int(table.shape[-1])) * page_size < np.asarray(kv_lens, np.int64)[..., None]
     with_empty_page = np.concatenate([pages, np.zeros((1, *pages.shape[1:]), pages.dtype)])
     gathered = with_empty_page[np.where(in_use, table, n_pages).astype(np.intp)]  # (..., max_pages, K, page, D)
     lead = gathered.shape[:-4]
@@ -190,7 +224,7 @@ def softmax(scores: Array, visible: Array, sinks: ArrayLike | None) -> tuple[Arr
     scores = np.where(visible, scores, no_sink)
     top = np.maximum(scores.max(axis=-1, keepdims=True, initial=-np.inf), sink)
     weights = np.where(visible, np.exp(scores - top), scores.dtype.type(0))
-    total = weights.sum(axis=-1, keepdims=True)
+    total: Array = weights.sum(axis=-1, keepdims=True)
     if sinks is not None:
         total = total + np.exp(sink - top)
     empty = ~visible.any(axis=-1, keepdims=True)

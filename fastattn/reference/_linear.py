@@ -5,11 +5,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
+from fastattn._typing import Real
+
 from ._attention import Array, repeat_heads, weighted_sum
 
 
 def linear_attention(
-    q: ArrayLike, k: ArrayLike, v: ArrayLike, *, causal: bool = False, scale: float = 1.0, dtype: DTypeLike = np.float64
+    q: ArrayLike, k: ArrayLike, v: ArrayLike, *, causal: bool = False, scale: Real = 1.0, dtype: DTypeLike = np.float64
 ) -> Array:
     """Compute ``scale * (q kᵀ) v``: attention without a softmax.
 
@@ -47,12 +49,13 @@ def linear_attention(
     one_head = q.ndim == k.ndim == v.ndim == 2
     q, k, v = (array[None] if array.ndim == 2 else array for array in (q, k, v))
     k, v = (repeat_heads(array, q.shape[-3]) for array in (k, v))
-    n_queries, n_keys = q.shape[-2], k.shape[-2]
+    n_queries, n_keys = int(q.shape[-2]), int(k.shape[-2])
     visible = np.tri(n_queries, n_keys, n_keys - n_queries, bool) if causal else np.ones((n_queries, n_keys), bool)
     number: Any = np.dtype(dtype).type
     with np.errstate(all="ignore"):
-        scores = q @ k.swapaxes(-1, -2) * number(scale)
-        out = weighted_sum(np.where(visible, scores, number(0)), visible, v)
+        scores: Array = q @ k.swapaxes(-1, -2) * number(scale)
+        weights: Array = np.where(visible, scores, scores.dtype.type(0))
+        out = weighted_sum(weights, visible, v)
     return out[0] if one_head else out
 
 

@@ -1,12 +1,52 @@
 """Attention in other layouts and in pieces, each reduced to the general function."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, Unpack, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
+from fastattn._typing import AttentionRules, PackedRules, Real
+
 from ._attention import Array, attend, softmax, weighted_sum
+
+
+@overload
+def multi_head_attention(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    num_heads: int,
+    *,
+    num_kv_heads: int | None = ...,
+    return_lse: Literal[False] = ...,
+    dtype: DTypeLike = ...,
+    **options: Unpack[AttentionRules],
+) -> Array: ...
+@overload
+def multi_head_attention(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    num_heads: int,
+    *,
+    num_kv_heads: int | None = ...,
+    return_lse: Literal[True],
+    dtype: DTypeLike = ...,
+    **options: Unpack[AttentionRules],
+) -> tuple[Array, Array]: ...
+@overload
+def multi_head_attention(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    num_heads: int,
+    *,
+    num_kv_heads: int | None = ...,
+    return_lse: bool,
+    dtype: DTypeLike = ...,
+    **options: Unpack[AttentionRules],
+) -> Array | tuple[Array, Array]: ...
 
 
 def multi_head_attention(
@@ -64,7 +104,7 @@ def _split_columns(rows: Array, n_heads: int) -> Array:
 
 def scaled_dot_product_attention(
     query: ArrayLike, key: ArrayLike, value: ArrayLike, attn_mask: ArrayLike | None = None, dropout_p: float = 0.0,
-    is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False, dtype: DTypeLike = np.float64,
+    is_causal: bool = False, *, scale: Real | None = None, enable_gqa: bool = False, dtype: DTypeLike = np.float64,
 ) -> Array:  # fmt: skip
     """Attend with PyTorch's arguments: the causal diagonal starts at the first query and the first key.
 
@@ -110,6 +150,44 @@ def scaled_dot_product_attention(
     if n_kv_heads not in (n_heads, 1) and not enable_gqa:
         raise ValueError(f"{n_heads} query heads with {n_kv_heads} key/value heads need enable_gqa=True")
     return attend(query, key, value, mask=attn_mask, causal=is_causal, q_offset=0, scale=scale, dtype=dtype).out
+
+
+@overload
+def attention_varlen(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    cu_seqlens_q: ArrayLike,
+    cu_seqlens_k: ArrayLike | None = ...,
+    *,
+    return_lse: Literal[False] = ...,
+    dtype: DTypeLike = ...,
+    **options: Unpack[PackedRules],
+) -> Array: ...
+@overload
+def attention_varlen(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    cu_seqlens_q: ArrayLike,
+    cu_seqlens_k: ArrayLike | None = ...,
+    *,
+    return_lse: Literal[True],
+    dtype: DTypeLike = ...,
+    **options: Unpack[PackedRules],
+) -> tuple[Array, Array]: ...
+@overload
+def attention_varlen(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    cu_seqlens_q: ArrayLike,
+    cu_seqlens_k: ArrayLike | None = ...,
+    *,
+    return_lse: bool,
+    dtype: DTypeLike = ...,
+    **options: Unpack[PackedRules],
+) -> Array | tuple[Array, Array]: ...
 
 
 def attention_varlen(
