@@ -9,9 +9,10 @@
 from fastattn._attention import attention
 from fastattn._config import show_config
 from fastattn._dispatch import available_isas
-from fastattn._linear import linear_attention, mhsa_forward
+from fastattn._linear import linear_attention
 from fastattn._merge import merge_states
 from fastattn._multi_head import multi_head_attention
+from fastattn._self_attention import mhsa_forward
 from fastattn._threads import get_num_threads, set_num_threads
 from fastattn._torch_style import scaled_dot_product_attention
 from fastattn._varlen import attention_varlen

@@ -28,6 +28,11 @@ def float_kind(dtype: np.dtype[Any]) -> str | None:
     return None
 
 
+def accumulation_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """What sums are kept in: float64 for float64 and float32 for everything smaller. That of log-sum-exps, too."""
+    return FLOAT64 if dtype == FLOAT64 else FLOAT32
+
+
 def is_half(dtype: np.dtype[Any]) -> bool:
     return dtype.itemsize == 2
 

@@ -7,8 +7,8 @@ from typing import Any, Literal, SupportsIndex, Unpack, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fastattn._arrays import FLOAT32, Array, check_out
-from fastattn._call import call_over_leading, lse_dtype
+from fastattn._arrays import FLOAT32, Array, accumulation_dtype, check_out
+from fastattn._call import call_over_leading
 from fastattn._checks import check_arrays, check_options
 from fastattn._dispatch import kernel
 from fastattn._options import check_flag, check_scale
@@ -213,7 +213,7 @@ def _attend(
         result = np.empty(checked.out_shape, checked.q.dtype)
     else:
         result = check_out(out, checked.out_shape, checked.q.dtype, inputs)
-    lse = np.empty(checked.out_shape[:-1], lse_dtype(checked.q.dtype)) if return_lse else None
+    lse = np.empty(checked.out_shape[:-1], accumulation_dtype(checked.q.dtype)) if return_lse else None
     heads = (slice(None),) if checked.q.ndim == len(checked.out_shape) else (None,)
     call_over_leading(
         checked.q,

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
-
-import numpy as np
 
 from fastattn._arrays import FLOAT32, FLOAT64, Array, bits_view, float_kind, is_half, leading_collapses
 from fastattn._dispatch import kernel
@@ -25,10 +22,6 @@ def call_kernel(
         function = kernel.attention_half if is_half(q.dtype) else kernel.attention_float32_half
         q, k, v, out = (bits_view(x) for x in (q, k, v, out))
         function(q, k, v, out, lse, scale, num_threads, float_kind(k.dtype) == "bfloat16", options)
-
-
-def lse_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    return FLOAT64 if dtype == FLOAT64 else FLOAT32
 
 
 def _one_entry_axis(array: Array, n_core: int) -> Array:

@@ -1,11 +1,11 @@
-"""Attention without softmax: ``(Q K^T) V``, and the self-attention layer made of it.
+"""Attention without softmax: ``(Q K^T) V``.
 
 Without a softmax between them the two products associate::
 
     (Q K^T) V      N*S*D + N*S*E multiplications, an N x S array
     Q (K^T V)      S*D*E + N*D*E multiplications, a D x E array: the *state*
 
-so a long sequence costs time linear in its length. Both functions take the cheaper order and work in chunks
+so a long sequence costs time linear in its length. `linear_attention` takes the cheaper order and works in chunks
 of rows, which bounds the scratch memory and keeps it in cache. Matrix products are left to ``numpy.matmul``.
 
 The causal form cuts the queries into chunks. A chunk sees every key before it through the state and the keys
@@ -23,19 +23,16 @@ N queries, S keys, D features of a query or key, E features of a value.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator
 from typing import Any, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fastattn._arrays import FLOAT32, FLOAT64, Array, as_floats
+from fastattn._arrays import Array, accumulation_dtype
 from fastattn._checks import check_arrays
 from fastattn._options import check_flag, check_real
 from fastattn._typing import DoubleArray, Numbers, Real, SmallFloat
-
-__all__ = ["linear_attention", "mhsa_forward"]
 
 # Rows of one chunk. They depend on nothing but the problem's own sizes, so that an entry's result does not
 # depend on the entries that share its call.
@@ -43,162 +40,7 @@ _QUERY_ROWS = 256
 _KEY_ROWS = 1024
 _CAUSAL_ROWS = 128
 # Numbers in one scratch array: 4 MiB of float32. Matrix products on smaller pieces ran 20 % slower.
-_SCRATCH_SIZE = 1 << 20
-
-
-def accumulation_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return float64 for float64 and float32 for everything smaller."""
-    return FLOAT64 if dtype == FLOAT64 else FLOAT32
-
-
-@overload
-def mhsa_forward(  # type: ignore[overload-overlap]
-    x: NDArray[SmallFloat], w_qkv: NDArray[SmallFloat]
-) -> NDArray[SmallFloat]: ...
-@overload
-def mhsa_forward(x: DoubleArray | Numbers, w_qkv: DoubleArray | Numbers) -> NDArray[np.float64]: ...
-@overload
-def mhsa_forward(x: ArrayLike, w_qkv: ArrayLike) -> Array: ...
-
-
-def mhsa_forward(x: ArrayLike, w_qkv: ArrayLike) -> Array:
-    """Simplified multi-head self-attention, forward pass.
-
-    Computes ``[Q, K, V] = X @ W`` (split into thirds) and returns ``Y = X + (Q K^T) V``: one head, no scale,
-    no softmax, no output projection, no normalisation.
-
-    Parameters
-    ----------
-    x : array_like, shape (..., N, D)
-        The rows to transform. Any leading axes.
-    w_qkv : array_like, shape (..., D, 3 * D)
-        The three projections side by side. Its leading axes broadcast against those of `x`.
-
-    Returns
-    -------
-    ndarray, shape (..., N, D)
-        A new C-contiguous array of dtype ``numpy.result_type(x, w_qkv)``, lists and integers counting as float64.
-        float16 and bfloat16 are computed in float32 and rounded once.
-
-    Raises
-    ------
-    TypeError
-        If a dtype is not float32, float64, float16, bfloat16 or integers, or the two have no common one.
-    ValueError
-        If the shapes do not fit.
-
-    Notes
-    -----
-    Up to ``N = D`` the products are taken as written. For longer sequences ``Q (K^T V)`` is cheaper; as Q is
-    itself a product, ``X (W_Q (K^T V))`` saves one more pass over the rows. Time is then linear in N, and
-    memory is that of the result plus a few megabytes. The reassociation is that of Katharopoulos et al.,
-    *Transformers are RNNs*, 2020, with the identity as feature map.
-
-    Examples
-    --------
-    >>> from fastattn import mhsa_forward
-    >>> mhsa_forward([[1, 2], [3, 4]], [[1, 0, 1, 0, 1, 0], [0, 1, 0, 1, 0, 1]])
-    array([[ 39.,  56.],
-           [ 89., 126.]])
-    """
-    x, w_qkv = as_floats("x", x), as_floats("w_qkv", w_qkv)
-    try:
-        dtype = np.result_type(x, w_qkv)
-    except TypeError:
-        raise TypeError(f"x and w_qkv must have a common dtype, got {x.dtype} and {w_qkv.dtype}") from None
-    lead = _check_self_attention(x, w_qkv)
-    n_rows, n_features = x.shape[-2:]
-    accumulation = accumulation_dtype(dtype)
-    weights = np.ascontiguousarray(w_qkv, dtype=accumulation)
-    # numpy.broadcast_to costs as much as the arithmetic of a small problem
-    x, weights = (
-        array if array.shape[:-2] == lead else np.broadcast_to(array, lead + array.shape[-2:]) for array in (x, weights)
-    )
-    out = np.empty(x.shape, dtype)
-    with np.errstate(all="ignore"):
-        for box in _boxes(lead, _SCRATCH_SIZE // max(n_rows * n_features, 1)):
-            if n_rows <= n_features:
-                _self_attend_by_scores(x[box], weights[box], out[box])
-            elif not _self_attend_by_state(x[box], weights[box], out[box]):
-                for entry in _entries(x[box].shape[:-2]):
-                    _self_attend_entry(x[box][entry], weights[box][entry], out[box][entry])
-    return out
-
-
-def _check_self_attention(x: Array, w_qkv: Array) -> tuple[int, ...]:
-    """Check the shapes and return the broadcast leading axes."""
-    if x.ndim < 2:
-        raise ValueError(f"x must have shape (..., N, D), got {x.shape}")
-    n_features = x.shape[-1]
-    if w_qkv.ndim < 2 or w_qkv.shape[-2:] != (n_features, 3 * n_features):
-        dots = "..., " if w_qkv.ndim > 2 else ""
-        raise ValueError(
-            f"w_qkv must have shape ({dots}{n_features}, {3 * n_features}) to match x with {n_features} features, "
-            f"got {w_qkv.shape}"
-        )
-    try:
-        return np.broadcast_shapes(x.shape[:-2], w_qkv.shape[:-2])
-    except ValueError:
-        raise ValueError(
-            f"leading axes of x and w_qkv must broadcast, got {x.shape[:-2]} and {w_qkv.shape[:-2]}"
-        ) from None
-
-
-def _self_attend_by_scores(x: Array, weights: Array, out: Array) -> None:
-    """Write ``X + (Q K^T) V`` for a short sequence: x (..., N, D), weights (..., D, 3D)."""
-    rows = np.ascontiguousarray(x, dtype=weights.dtype)
-    query, key, value = np.split(rows @ weights, 3, axis=-1)
-    result = (query @ key.swapaxes(-1, -2)) @ value
-    np.add(result, rows, out=out, casting="unsafe")
-
-
-def _self_attend_entry(x: Array, weights: Array, out: Array) -> None:
-    """Write the rows of one entry, by the state if its products stay within the type: x (N, D), weights (D, 3D)."""
-    if not _self_attend_by_state(x, weights, out):
-        rows = np.ascontiguousarray(x, dtype=weights.dtype)
-        query, key, value = (part[np.newaxis] for part in np.split(rows @ weights, 3, axis=-1))
-        result = np.empty(query.shape, weights.dtype)
-        _attend(query, key, value, result, weights.dtype, False, 1.0, keep_states=False)
-        np.add(result[0], rows, out=out, casting="unsafe")
-
-
-def _self_attend_by_state(x: Array, weights: Array, out: Array) -> bool:
-    """Write ``X + X (W_Q (K^T V))`` for a long sequence: x (..., N, D), weights (..., D, 3D).
-
-    Returns False, and leaves rows unwritten, where K^T V leaves the range of the type, and where entries that share
-    the call need different ways.
-    """
-    *lead, n_rows, n_features = x.shape
-    dtype = weights.dtype
-    query_weights, kv_weights = weights[..., :n_features], weights[..., n_features:]
-    step = max(_SCRATCH_SIZE // max(n_features, 1), n_features, 1)
-    scratch = np.empty((*lead, min(step, n_rows), 2 * n_features), dtype)
-    first, second = scratch[..., :n_features], scratch[..., n_features:]
-    state = np.zeros((*lead, n_features, n_features))
-    for start in range(0, n_rows, step):
-        rows = np.ascontiguousarray(x[..., start : start + step, :], dtype=dtype)
-        n_chunk = rows.shape[-2]
-        np.matmul(rows, kv_weights, out=scratch[..., :n_chunk, :])
-        keys, values = first[..., :n_chunk, :], second[..., :n_chunk, :]
-        added = keys.swapaxes(-1, -2) @ values
-        if not _fits(added, keys, values):
-            return False
-        state += added
-    folded = query_weights @ state
-    # Folding must not lose what the two-step product would keep: its intermediate may leave the dtype's
-    # range although the result does not. Half of the exponent's range leaves room for the other factor.
-    limits = np.finfo(dtype)
-    largest = np.abs(folded).max(axis=(-2, -1), initial=0.0)
-    fits = (largest > math.sqrt(limits.tiny)) & (largest < math.sqrt(limits.max))
-    if fits.size > 1 and not fits.all():
-        return False
-    factors = [folded.astype(dtype)] if fits.all() else [query_weights, state.astype(dtype)]
-    for start in range(0, n_rows, step):
-        rows = result = np.ascontiguousarray(x[..., start : start + step, :], dtype=dtype)
-        for factor, buffer in zip(factors, (first, second), strict=False):
-            result = np.matmul(result, factor, out=buffer[..., : rows.shape[-2], :])
-        np.add(result, rows, out=out[..., start : start + step, :], casting="unsafe")
-    return True
+SCRATCH_SIZE = 1 << 20
 
 
 @overload
@@ -283,17 +125,17 @@ def linear_attention(q: ArrayLike, k: ArrayLike, v: ArrayLike, *, causal: bool =
     rows, columns = min(n_queries, _QUERY_ROWS), min(n_keys, _KEY_ROWS)
     scratch = group * rows * (head_dim + value_dim + columns) + (columns + head_dim) * (head_dim + value_dim)
     with np.errstate(all="ignore"):
-        for box in _boxes(shared, _SCRATCH_SIZE // max(scratch, 1)):
-            if _attend(queries[box], keys[box], values[box], results[box], accumulation, causal, factor):
+        for box in boxes(shared, SCRATCH_SIZE // max(scratch, 1)):
+            if attend_linearly(queries[box], keys[box], values[box], results[box], accumulation, causal, factor):
                 continue
-            for head in _entries(keys[box].shape[:-3]):
+            for head in entries(keys[box].shape[:-3]):
                 query, key, value, result = (array[box][head] for array in (queries, keys, values, results))
-                if not _attend(query, key, value, result, accumulation, causal, factor):
-                    _attend(query, key, value, result, accumulation, causal, factor, keep_states=False)
+                if not attend_linearly(query, key, value, result, accumulation, causal, factor):
+                    attend_linearly(query, key, value, result, accumulation, causal, factor, keep_states=False)
     return out
 
 
-def _attend(
+def attend_linearly(
     q: Array,
     k: Array,
     v: Array,
@@ -320,7 +162,7 @@ def _attend(
     if state is not None:
         for keys, values in _key_chunks(k, v, prefix, dtype):
             added = keys.swapaxes(-1, -2) @ values
-            if not _fits(added, keys, values):
+            if not product_fits(added, keys, values):
                 return False
             state += added
     out[..., :blind, :] = 0
@@ -344,14 +186,14 @@ def _attend(
             total += _triangle(queries, keys, values)
             if stop < n_queries and keep_states:
                 added = keys.swapaxes(-1, -2) @ values
-                if not _fits(added, keys, values):
+                if not product_fits(added, keys, values):
                     return False
                 state = added.astype(np.float64) if state is None else state + added
         out[..., start:stop, :] = total
     return True
 
 
-def _fits(product: Array, keys: Array, values: Array) -> bool:
+def product_fits(product: Array, keys: Array, values: Array) -> bool:
     """Whether product (..., D, E) = keys (..., S, D)^T @ values (..., S, E) has lost nothing to the type's range.
 
     Its terms ``k * v`` are not those of ``(q * k) * v``: they may overflow, or vanish, where the latter do not.
@@ -394,11 +236,11 @@ def _key_chunks(k: Array, v: Array, stop: int, dtype: np.dtype[Any]) -> Iterator
         yield np.ascontiguousarray(k[..., rows, :], dtype=dtype), np.ascontiguousarray(v[..., rows, :], dtype=dtype)
 
 
-def _entries(lead: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+def entries(lead: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     return itertools.product(*map(range, lead))
 
 
-def _boxes(lead: tuple[int, ...], n_entries: int) -> Iterator[tuple[slice, ...]]:
+def boxes(lead: tuple[int, ...], n_entries: int) -> Iterator[tuple[slice, ...]]:
     """Cut an index space of shape `lead` into boxes of at most `n_entries` entries, at least one."""
     sides: list[list[slice]] = []
     for length in reversed(lead):

@@ -8,8 +8,7 @@ from typing import overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fastattn._arrays import Array, as_floats
-from fastattn._linear import accumulation_dtype
+from fastattn._arrays import Array, accumulation_dtype, as_floats
 from fastattn._typing import DoubleArray, Numbers, SmallFloat
 
 __all__ = ["merge_states"]

@@ -7,8 +7,8 @@ from typing import Any, Literal, SupportsIndex, Unpack, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fastattn._arrays import FLOAT64, KINDS, Array, as_array, check_out
-from fastattn._call import call_kernel, lse_dtype
+from fastattn._arrays import FLOAT64, KINDS, Array, accumulation_dtype, as_array, check_out
+from fastattn._call import call_kernel
 from fastattn._checks import check_arrays
 from fastattn._options import (
     Options,
@@ -209,7 +209,7 @@ def attention_varlen(
         result = np.empty(shape, checked.q.dtype)
     else:
         result = check_out(out, shape, checked.q.dtype, {"q": checked.q, "k": checked.k, "v": checked.v})
-    lse = np.empty(shape[:-1], lse_dtype(checked.q.dtype)) if return_lse else None
+    lse = np.empty(shape[:-1], accumulation_dtype(checked.q.dtype)) if return_lse else None
     call_kernel(
         checked.q[None],
         checked.k[None],

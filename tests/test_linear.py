@@ -10,7 +10,7 @@ from checker import accumulation_dtype, assert_no_worse_than_plain, result_dtype
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastattn import _linear, linear_attention, mhsa_forward, reference
+from fastattn import _linear, _self_attention, linear_attention, mhsa_forward, reference
 
 BFLOAT16 = ml_dtypes.bfloat16
 DTYPES = [np.float32, np.float64, np.float16, BFLOAT16]
@@ -79,7 +79,7 @@ def test_mhsa_against_oracle(dtype, n, d, lead, missing, kept, seed):
 @pytest.mark.parametrize(("x_shape", "w_lead"), [((3, 5, 100, 4), ()), ((5, 6, 7), (3, 1)), ((300, 3), (2,))])
 def test_mhsa_cut_into_small_pieces(monkeypatch, scratch, x_shape, w_lead):
     x, w_qkv = normal(*x_shape), normal(*w_lead, x_shape[-1], 3 * x_shape[-1], seed=1)
-    monkeypatch.setattr(_linear, "_SCRATCH_SIZE", scratch)
+    monkeypatch.setattr(_self_attention, "SCRATCH_SIZE", scratch)
     assert_right(mhsa_forward(x, w_qkv), "mhsa_forward", x, w_qkv)
 
 
@@ -205,7 +205,7 @@ def test_linear_around_the_chunk_edges(n, s, dtype, causal):
 @pytest.mark.parametrize("scratch", [1, 3000, 20000])
 def test_linear_cut_into_small_pieces(monkeypatch, scratch, causal):
     arrays = qkv((2, 3), 4, 2, 20, 30, 4, 3)
-    monkeypatch.setattr(_linear, "_SCRATCH_SIZE", scratch)
+    monkeypatch.setattr(_linear, "SCRATCH_SIZE", scratch)
     assert_right(linear_attention(*arrays, causal=causal), "linear_attention", *arrays, causal=causal)
 
 
