@@ -20,8 +20,9 @@ def call_kernel(
         kernel.attention_float64(q, k, v, out, lse, scale, num_threads, options)
     else:
         function = kernel.attention_half if is_half(q.dtype) else kernel.attention_float32_half
+        bfloat16 = float_kind(k.dtype) == "bfloat16"
         q, k, v, out = (bits_view(x) for x in (q, k, v, out))
-        function(q, k, v, out, lse, scale, num_threads, float_kind(k.dtype) == "bfloat16", options)
+        function(q, k, v, out, lse, scale, num_threads, bfloat16, options)
 
 
 def _one_entry_axis(array: Array, n_core: int) -> Array:
