@@ -83,41 +83,6 @@ def test_a_level_that_cannot_be_used(name):
     assert "During handling" not in result.stderr
 
 
-@linux_only
-def test_import_starts_no_thread_and_no_process():
-    code = """
-    import os, sys
-    import numpy
-    threads = set(os.listdir("/proc/self/task"))
-    import fastattn
-    assert set(os.listdir("/proc/self/task")) == threads
-    assert "multiprocessing" not in sys.modules and "subprocess" not in sys.modules
-    """
-    output_of(code)
-
-
-def test_import_touches_no_floating_point_state():
-    code = """
-    import threading
-    import numpy as np
-    import fastattn
-
-    def check():
-        assert np.float32(1e-45) > 0 and np.float64(5e-324) > 0
-        assert np.float64(5e-324) * np.float64(1) > 0
-        assert (np.full(64, 1e-40, np.float32) * np.float32(1) > 0).all()
-
-    for _ in range(2):
-        check()
-        thread = threading.Thread(target=check)
-        thread.start()
-        thread.join()
-        x = np.ones((2, 4, 200, 64), np.float32)
-        fastattn.attention(x, x, x, causal=True)
-    """
-    output_of(code)
-
-
 @pytest.fixture
 def without_extensions(tmp_path):
     """The package as a checkout has it before anything is compiled."""
