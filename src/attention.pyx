@@ -6,7 +6,7 @@
 
 from cython.parallel cimport prange
 from libc.math cimport INFINITY, NAN, exp, exp2, fabs, log, sqrt
-from libc.stdint cimport int64_t, uint16_t
+from libc.stdint cimport int8_t, int64_t, uint16_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset, strcmp
 from cpython.buffer cimport PyBUF_FORMAT, PyBUF_STRIDES, PyBuffer_Release, PyObject_GetBuffer

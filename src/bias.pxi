@@ -4,15 +4,16 @@
 cdef enum BlockContent:
     block_hidden                    # every key of every lane is excluded
     block_open                      # nothing is excluded, nothing is added
-    block_masked                    # some are excluded, nothing else is added
-    block_mixed
+    block_masked                    # some are excluded, nothing is added
+    block_added                     # nothing is excluded, ordinary numbers are added
+    block_mixed                     # anything
 
 
-cdef void transpose_block(const Tensor* tensor, const Entry* entry, const Lanes* lanes, int n_lanes,
-                          Py_ssize_t start, Py_ssize_t n_keys, Py_ssize_t count, real* block,
-                          real* rows) noexcept nogil:
+cdef BlockContent transpose_block(const Tensor* tensor, const Entry* entry, const Lanes* lanes, int n_lanes,
+                                  Py_ssize_t start, Py_ssize_t n_keys, Py_ssize_t count, real* block,
+                                  real* rows) noexcept nogil:
     """block (n_keys, n_lanes), padded to count numbers = keys [start, start + n_keys) of each lane's row; rows
-    (n_lanes, n_keys) is scratch."""
+    (n_lanes, n_keys) is scratch. The block is left alone when all of it excludes (block_hidden) or is 0 (block_open)."""
     cdef const real* row[max_lanes]
     cdef int lane
     cdef Py_ssize_t key
@@ -29,14 +30,41 @@ cdef void transpose_block(const Tensor* tensor, const Entry* entry, const Lanes*
             load_row(rows + lane * n_keys, source, tensor.column, n_keys, tensor.kind)
             row[lane] = rows + lane * n_keys
         previous = source
+    if all_equal(<const real**>row, n_lanes, n_keys, <real>0):
+        return block_open
+    if all_equal(<const real**>row, n_lanes, n_keys, <real>-INFINITY):
+        return block_hidden
     if n_lanes == panel_lanes(block):
         pack_rows(block, <const real**>row, n_keys, <real>1)
-        return
+        return block_mixed
     for lane in range(n_lanes):
         for key in range(n_keys):
             block[key * n_lanes + lane] = row[lane][key]
     for key in range(n_keys * n_lanes, count):
         block[key] = -INFINITY
+    return block_mixed
+
+
+cdef void prefetch_bias(const Problem* problem, const Entry* entry, const Lanes* lanes, Py_ssize_t start,
+                        Py_ssize_t n_keys) noexcept nogil:
+    """Bring the rows of mask and bias nearer: each is a short run, over before any hardware has foreseen it."""
+    cdef const Tensor* tensors[2]
+    cdef const Tensor* tensor
+    cdef char* source
+    cdef char* previous
+    cdef int i, lane
+    tensors[0], tensors[1] = &problem.mask, &problem.bias
+    for i in range(2):
+        tensor = tensors[i]
+        if tensor.data == NULL or not 0 < tensor.column <= 8:
+            continue
+        previous = NULL
+        for lane in range(lanes.count):
+            source = (row_of(tensor, entry.index, lanes.head[lane], entry.first_query + lanes.query[lane])
+                      + start * tensor.column)
+            if source != previous:
+                prefetch_bytes(source, n_keys * tensor.column)
+            previous = source
 
 
 cdef BlockContent build_bias(const Problem* problem, const Entry* entry, const Lanes* lanes, int n_lanes,
@@ -44,20 +72,22 @@ cdef BlockContent build_bias(const Problem* problem, const Entry* entry, const L
                              real* rows) noexcept nogil:
     """block = mask + bias + ALiBi of keys [start, start + n_keys), (n_keys, n_lanes) padded to count numbers;
     `second` and rows are scratch."""
+    cdef BlockContent content = block_open
     cdef bint begun = False
     cdef real slopes[max_lanes]
     cdef real distance[max_lanes]
     cdef int lane
     if problem.mask.data != NULL:
-        transpose_block(&problem.mask, entry, lanes, n_lanes, start, n_keys, count, block, rows)
-        if all_equal(block, count, <real>-INFINITY):
-            return block_hidden
-        begun = True
-    if problem.bias.data != NULL:
-        transpose_block(&problem.bias, entry, lanes, n_lanes, start, n_keys, count, second if begun else block, rows)
-        if begun:
+        content = transpose_block(&problem.mask, entry, lanes, n_lanes, start, n_keys, count, block, rows)
+        begun = content == block_mixed
+    if problem.bias.data != NULL and content != block_hidden:
+        content = transpose_block(&problem.bias, entry, lanes, n_lanes, start, n_keys, count,
+                                  second if begun else block, rows)
+        if begun and content == block_mixed:
             combine_bias(block, second, count)
-        begun = True
+        begun |= content == block_mixed
+    if content == block_hidden:
+        return block_hidden
     if problem.slopes != NULL:
         for lane in range(n_lanes):
             slopes[lane] = narrowed(problem.slopes[entry.index * problem.n_heads + lanes.head[lane]], block)
@@ -65,20 +95,44 @@ cdef BlockContent build_bias(const Problem* problem, const Entry* entry, const L
         add_slopes(block, not begun, n_keys, n_lanes, <const real*>slopes, <const real*>distance)
         for lane in range(<int>(count - n_keys * n_lanes)):
             block[n_keys * n_lanes + lane] = -INFINITY
+    elif not begun:
+        return block_open
     elif problem.bias.data == NULL and problem.mask.kind == kind_bool:
-        return block_open if all_equal(block, n_keys * n_lanes, <real>0) else block_masked
-    return block_mixed
+        return block_masked
+    return block_added if is_moderate(block, count) else block_mixed
 
 
-cdef void apply_bias(const Problem* problem, BlockContent content, const real* bias, Py_ssize_t count,
-                     real* scores) noexcept nogil:
-    """What a block's scores go through before the softmax: scale, cap, bias."""
+cdef BlockContent build_mask(const Problem* problem, const Entry* entry, const Lanes* lanes, Py_ssize_t start,
+                             Py_ssize_t n_keys, int8_t* hidden, const real* kind) noexcept nogil:
+    """Of a mask of bytes: what a panel sees of keys [start, start + n_keys), and unless that is all or nothing hidden
+    (n_keys, lanes) = -1 where it does not."""
+    cdef const char* row[max_lanes]
+    cdef int lane, found
+    for lane in range(panel_lanes(kind)):
+        row[lane] = row_of(&problem.mask, entry.index, lanes.head[lane],
+                           entry.first_query + lanes.query[lane]) + start
+    found = look_through(row, panel_lanes(kind), n_keys)
+    if found == some_visible | some_hidden:
+        transpose_mask(hidden, row, n_keys, kind)
+        return block_masked
+    return block_open if found == some_visible else block_hidden
+
+
+cdef bint apply_bias(const Problem* problem, BlockContent content, const real* bias, Py_ssize_t count,
+                     real* scores, real* maximum) noexcept nogil:
+    """What a block's scores go through before the softmax: scale, cap, bias. True when maximum, unless it is NULL, has
+    been raised to the largest of them on the way."""
+    cdef real scale = narrowed(problem.score_scale, scores)
     if problem.softcap != 0:
-        cap_scores(scores, count, narrowed(problem.score_scale, scores), narrowed(problem.softcap, scores))
-    if content == block_masked:
-        exclude_masked(scores, bias, count)
-    elif content == block_mixed:
-        add_bias(scores, bias, count, narrowed(1 if problem.softcap != 0 else problem.score_scale, scores))
+        cap_scores(scores, count, scale, narrowed(problem.softcap, scores))
+        scale = 1
+    if content >= block_added:
+        add_bias(content == block_added, scores, bias, count, scale, maximum)
+    elif scale != 1:
+        scale_scores(scores, count, scale, maximum)
+    else:
+        return False
+    return maximum != NULL
 
 
 cdef bint sees_any(const Problem* problem, const Entry* entry, const Lanes* lanes, int lane,

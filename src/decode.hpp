@@ -29,6 +29,10 @@ FASTATTN_INLINE void prefetch(const void* address) {
 #endif
 }
 
+FASTATTN_INLINE void prefetch_bytes(const char* start, std::ptrdiff_t count) {
+    for (std::ptrdiff_t i = 0; i < count; i += 64) prefetch(start + i);
+}
+
 template <typename T>
 FASTATTN_INLINE void prefetch_rows(const T* rows, std::ptrdiff_t stride, std::ptrdiff_t n_rows,
                                    std::ptrdiff_t n_columns) {

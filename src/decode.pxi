@@ -112,14 +112,18 @@ cdef void decode_keys(const Problem* problem, const Entry* entry, const Decoding
             return
     decode_scores(rows, scores, q, <const real*>block.k, block.k_stride, n_keys, problem.head_dim, problem.ahead,
                   <const real*>block.v, block.v_stride, problem.value_dim)
-    apply_bias(problem, content, <const real*>bias, padded, scores)
+    apply_bias(problem, content, <const real*>bias, padded, scores, <real*>NULL)
+    if content == block_masked:
+        exclude_masked(scores, bias, padded)
     for i in range(n_keys * rows, padded):
         scores[i] = -INFINITY
     if not all_visible:
         exclude_keys(decoding, scores, block.start, n_keys)
     decode_softmax(rows, <real>problem.unit, scores, n_keys, maximum, maximum + rows, rescale)
-    if (all_visible and content == block_open) or all_finite(<const real*>block.v, block.v_stride, n_keys,
-                                                             problem.value_dim):
+    if block.careful:
+        scale_weights(scores, n_keys * rows, <real>guard)
+    if (not block.careful or (all_visible and content == block_open)
+            or all_finite(<const real*>block.v, block.v_stride, n_keys, problem.value_dim)):
         decode_values(rows, state, scores, <const real*>block.v, block.v_stride, n_keys, problem.value_dim, rescale)
     else:
         add_selected_values(problem, decoding, state, scores, <const real*>block.v, block.v_stride, block.start,
@@ -127,7 +131,7 @@ cdef void decode_keys(const Problem* problem, const Entry* entry, const Decoding
 
 
 cdef void decode_chunk(const Problem* problem, const Entry* entry, Py_ssize_t kv_head, const Decoding* decoding,
-                       Py_ssize_t chunk, const real* q, real* state, real* scratch) noexcept nogil:
+                       Py_ssize_t chunk, bint careful, const real* q, real* state, real* scratch) noexcept nogil:
     """state = attention over the keys of one chunk, from nothing."""
     cdef Py_ssize_t start = max(chunk * chunk_keys, decoding.lanes.lowest_first), n_keys
     cdef Py_ssize_t end = min((chunk + 1) * chunk_keys, decoding.lanes.highest_last)
@@ -139,7 +143,7 @@ cdef void decode_chunk(const Problem* problem, const Entry* entry, Py_ssize_t kv
     cdef real* bias = value_rows + decode_block * problem.value_dim
     cdef Block block
     clear_state(problem, state, decoding.rows)
-    block.finite = -1
+    block.careful = careful
     while start < end:
         block.start, block.end = start, min(end, start - start % decode_block + decode_block)
         if problem.pages != NULL and problem.k.direct and problem.v.direct:     # up to the page's end: in place
@@ -173,34 +177,55 @@ cdef void merge_state(const Problem* problem, int rows, real* into, const real* 
             into[feature] = into[feature] * a + other[feature] * b
 
 
-cdef void finish_decoding(const Problem* problem, const Entry* entry, const Decoding* decoding, real* state,
-                          real* factor) noexcept nogil:
+cdef bint finish_decoding(const Problem* problem, const Entry* entry, const Decoding* decoding, real* state,
+                          real* factor, bint careful, bint* unusual) noexcept nogil:
+    """As finish_panel: True when some rows' sums are not finite. When `careful` only those marked before are
+    written."""
     cdef real* maximum = state + decoding.rows * problem.value_dim
     cdef Py_ssize_t feature
+    cdef real finite
+    cdef bint any_unusual = False
     cdef char* target
     cdef int row
     close_softmax(problem, entry, &decoding.lanes, maximum, maximum + decoding.rows, factor)
     for row in range(decoding.lanes.count):
+        if careful:
+            if not unusual[row]:
+                continue
+            factor[row] /= <real>guard
+        finite = 0
         for feature in range(row * problem.value_dim, (row + 1) * problem.value_dim):
+            finite += state[feature] * 0
             state[feature] *= factor[row]
+        if not careful:
+            unusual[row] = finite != 0
+            any_unusual |= unusual[row]
         target = row_of(&problem.out, entry.index, decoding.lanes.head[row],
                         entry.first_query + decoding.lanes.query[row])
         store_row(target, problem.out.column, state + row * problem.value_dim, problem.value_dim, problem.out.kind)
+    return any_unusual
 
 
-cdef void decode_all(const Problem* problem, const Entry* entry, Py_ssize_t kv_head, real* scratch) noexcept nogil:
-    """All chunks of one (entry, key/value head), merged in order, and the result."""
-    cdef Decoding decoding
+cdef void decode_chunks(const Problem* problem, const Entry* entry, Py_ssize_t kv_head, const Decoding* decoding,
+                        bint careful, bint* unusual, real* scratch) noexcept nogil:
+    """All chunks of one (entry, key/value head), merged in order, and the result. The queries are in scratch."""
     cdef Py_ssize_t chunk, n = vector_lanes(scratch)
     cdef real* state = scratch + decode_rows(scratch) * (problem.head_dim + n)  # after the queries
     cdef real* other = state + state_size(problem, scratch)
     cdef real* rest = other + state_size(problem, scratch)
-    place_decoding(problem, entry, kv_head, &decoding, scratch)
-    decode_chunk(problem, entry, kv_head, &decoding, 0, <const real*>scratch, state, rest)
+    decode_chunk(problem, entry, kv_head, decoding, 0, careful, <const real*>scratch, state, rest)
     for chunk in range(1, n_chunks_of(entry)):
-        decode_chunk(problem, entry, kv_head, &decoding, chunk, <const real*>scratch, other, rest)
+        decode_chunk(problem, entry, kv_head, decoding, chunk, careful, <const real*>scratch, other, rest)
         merge_state(problem, decoding.rows, state, <const real*>other)
-    finish_decoding(problem, entry, &decoding, state, rest)
+    if finish_decoding(problem, entry, decoding, state, rest, careful, unusual):
+        decode_chunks(problem, entry, kv_head, decoding, True, unusual, scratch)
+
+
+cdef void decode_all(const Problem* problem, const Entry* entry, Py_ssize_t kv_head, real* scratch) noexcept nogil:
+    cdef Decoding decoding
+    cdef bint unusual[max_lanes]
+    place_decoding(problem, entry, kv_head, &decoding, scratch)
+    decode_chunks(problem, entry, kv_head, &decoding, False, unusual, scratch)
 
 
 cdef void decode_part(const Problem* problem, const Entry* entry, Py_ssize_t kv_head, Py_ssize_t chunk, real* state,
@@ -209,7 +234,7 @@ cdef void decode_part(const Problem* problem, const Entry* entry, Py_ssize_t kv_
     cdef Decoding decoding
     cdef Py_ssize_t n = vector_lanes(scratch)
     place_decoding(problem, entry, kv_head, &decoding, scratch)
-    decode_chunk(problem, entry, kv_head, &decoding, chunk, <const real*>scratch, state,
+    decode_chunk(problem, entry, kv_head, &decoding, chunk, False, <const real*>scratch, state,
                  scratch + decode_rows(scratch) * (problem.head_dim + n))
 
 
@@ -217,8 +242,11 @@ cdef void merge_parts(const Problem* problem, const Entry* entry, Py_ssize_t kv_
                       real* scratch) noexcept nogil:
     """The chunks' states (n_chunks, state_size) merged in order, and the result."""
     cdef Decoding decoding
-    cdef Py_ssize_t chunk, size = state_size(problem, scratch)
+    cdef bint unusual[max_lanes]
+    cdef Py_ssize_t chunk, n = vector_lanes(scratch), size = state_size(problem, scratch)
     place_decoding(problem, entry, kv_head, &decoding, scratch)
     for chunk in range(1, n_chunks_of(entry)):
         merge_state(problem, decoding.rows, states, <const real*>(states + chunk * size))
-    finish_decoding(problem, entry, &decoding, states, scratch)
+    if finish_decoding(problem, entry, &decoding, states, scratch + decode_rows(scratch) * (problem.head_dim + n),
+                       False, unusual):
+        decode_chunks(problem, entry, kv_head, &decoding, True, unusual, scratch)

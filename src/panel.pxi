@@ -1,5 +1,9 @@
 # A panel: the queries of `lanes` rows, transposed, and the state of their online softmax.
 
+# Sums that come out as infinity or NaN are made once more, carefully: with weights this much smaller, so that sums of
+# finite values stay finite, and without the values of excluded keys, which may be anything.
+cdef double guard = 2.0 ** -33
+
 cdef struct Lanes:                  # what each lane stands for; lanes past the last row repeat it
     int count                       # rows that are real
     int vectors                     # 1 when they fit into one register
@@ -81,19 +85,33 @@ cdef void close_softmax(const Problem* problem, const Entry* entry, const Lanes*
                            entry.first_query + lanes.query[lane]))[0] = <real>(top + log(weight))
 
 
-cdef void finish_panel(const Problem* problem, const Entry* entry, const Lanes* lanes, real* sums,
-                       const real* maximum, const real* total, real* factor, real* converted) noexcept nogil:
-    """Divide by the softmax totals, transpose back and write out and lse."""
+cdef bint finish_panel(const Problem* problem, const Entry* entry, const Lanes* lanes, real* state,
+                       real* converted, bint careful, bint* unusual) noexcept nogil:
+    """Divide by the softmax totals, transpose back and write out and lse. True when some lanes' sums are not finite:
+    those are marked as unusual. When `careful` only lanes marked before are written."""
     cdef real* rows[max_lanes]
-    cdef int lane
+    cdef int lane, n_lanes = panel_lanes(state)
+    cdef real* maximum = state + problem.value_dim * n_lanes
+    cdef real* total = maximum + 2 * n_lanes
+    cdef real* factor = total + n_lanes
+    cdef real* finite = factor + n_lanes
+    cdef bint any_unusual = False
     cdef char* target
     if problem.sinks != NULL or problem.lse.data != NULL or not reciprocals(factor, total):
         close_softmax(problem, entry, lanes, maximum, total, factor)
     for lane in range(lanes.count):
         target = row_of(&problem.out, entry.index, lanes.head[lane], entry.first_query + lanes.query[lane])
-        rows[lane] = <real*>target if problem.out.direct else converted + lane * problem.value_dim
-    unpack_rows(rows, lanes.count, sums, problem.value_dim, factor)
-    if not problem.out.direct:
-        for lane in range(lanes.count):
+        rows[lane] = (<real*>target if problem.out.direct and (not careful or unusual[lane])
+                      else converted + lane * problem.value_dim)
+        if careful:
+            factor[lane] /= <real>guard
+    unpack_rows(rows, lanes.count, state, problem.value_dim, factor, finite)
+    for lane in range(lanes.count):
+        if not problem.out.direct and (not careful or unusual[lane]):
             target = row_of(&problem.out, entry.index, lanes.head[lane], entry.first_query + lanes.query[lane])
             store_row(target, problem.out.column, rows[lane], problem.value_dim, problem.out.kind)
+    if not careful:
+        for lane in range(lanes.count):
+            unusual[lane] = finite[lane] != 0
+            any_unusual |= unusual[lane]
+    return any_unusual

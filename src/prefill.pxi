@@ -69,6 +69,7 @@ cdef struct Block:                  # keys [start, end) and their rows, fetched
     Py_ssize_t start, end, k_stride, v_stride
     const void* k
     const void* v
+    bint careful                    # take care of excluded values and of sums beyond the type's range
     int finite                      # whether all values are finite: 1, 0, or -1 for not looked yet
     bint fetched                    # a panel has been through: the values are in a cache
 
@@ -87,66 +88,75 @@ cdef void attend_block(const Problem* problem, const Entry* entry, const Lanes* 
     cdef real* rescale = total + n_lanes
     cdef real* first = rescale + n_lanes
     cdef real* last = first + n_lanes
+    cdef int8_t* hidden = <int8_t*>(bias + n_keys * n_lanes)
     cdef BlockContent content = block_open
     cdef bint all_visible = start >= lanes.highest_first and end <= lanes.lowest_last
+    cdef bint raised
     cdef const real* fetched = NULL
     cdef Py_ssize_t lane
     if n_keys <= 0:
         return
-    if problem.has_bias:
+    if problem.byte_mask:
+        content = build_mask(problem, entry, lanes, start, n_keys, hidden, panel)
+    elif problem.has_bias:
         content = build_bias(problem, entry, lanes, <int>n_lanes, start, n_keys, n_keys * n_lanes, bias,
                              bias + n_keys * n_lanes, bias + 2 * n_keys * n_lanes)
-        if content == block_hidden:
-            return
+    if content == block_hidden:
+        return
     memcpy(previous, maximum, n_lanes * sizeof(real))
     if not block.fetched:
         fetched = v
         block.fetched = True
-    if all_visible and content == block_open and problem.softcap == 0:
+    if all_visible and content == block_open and problem.softcap == 0 and problem.score_scale == 1:
         score_block(problem, lanes, panel, k, block.k_stride, n_keys, True, scores, maximum, fetched, block.v_stride)
-        softmax_block(lanes.vectors, <real>problem.unit, scores, n_keys, maximum, previous, total, rescale)
+    else:
+        score_block(problem, lanes, panel, k, block.k_stride, n_keys, False, scores, maximum, fetched, block.v_stride)
+        raised = apply_bias(problem, content, <const real*>bias, n_keys * n_lanes, scores,
+                            maximum if all_visible else NULL)
+        for lane in range(n_lanes):
+            first[lane] = <real>min(max(lanes.first[lane] - start, 0), n_keys)
+            last[lane] = <real>min(max(lanes.last[lane] - start, 0), n_keys)
+        if not all_visible:
+            exclude_outside(scores, 0, min(lanes.highest_first - start, n_keys), first, last)
+            exclude_outside(scores, max(lanes.lowest_last - start, 0), n_keys, first, last)
+        if problem.byte_mask and content == block_masked:
+            exclude_hidden(scores, hidden, n_keys, maximum)
+        else:
+            if content == block_masked:
+                exclude_masked(scores, bias, n_keys * n_lanes)
+            if not raised:
+                raise_maximum(maximum, scores, n_keys)
+    softmax_block(lanes.vectors, <real>problem.unit, scores, n_keys, maximum, previous, total, rescale)
+    if not block.careful:
         value_block(problem, lanes, sums, scores, v, block.v_stride, n_keys, rescale)
         return
-    score_block(problem, lanes, panel, k, block.k_stride, n_keys, False, scores, maximum, fetched, block.v_stride)
-    apply_bias(problem, content, <const real*>bias, n_keys * n_lanes, scores)
-    for lane in range(n_lanes):
-        first[lane] = <real>min(max(lanes.first[lane] - start, 0), n_keys)
-        last[lane] = <real>min(max(lanes.last[lane] - start, 0), n_keys)
-    if not all_visible:
-        exclude_outside(scores, 0, min(lanes.highest_first - start, n_keys), first, last)
-        exclude_outside(scores, max(lanes.lowest_last - start, 0), n_keys, first, last)
-    raise_maximum(maximum, scores, n_keys)
-    softmax_block(lanes.vectors, <real>problem.unit, scores, n_keys, maximum, previous, total, rescale)
+    scale_weights(scores, n_keys * n_lanes, <real>guard)
     if block.finite < 0:
         block.finite = all_finite(<const real*>block.v, block.v_stride, block.end - block.start, problem.value_dim)
     if block.finite or (all_visible and content == block_open):
         value_block(problem, lanes, sums, scores, v, block.v_stride, n_keys, rescale)
-    else:
-        value_selected(sums, scores, v, block.v_stride, n_keys, problem.value_dim, rescale, first, last,
-                       <real*>NULL if content == block_open else bias)
+        return
+    if problem.byte_mask and content == block_masked:
+        expand_hidden(bias, hidden, n_keys * n_lanes)
+    value_selected(sums, scores, v, block.v_stride, n_keys, problem.value_dim, rescale, first, last,
+                   <real*>NULL if content == block_open else bias)
 
 
-cdef void attend_panels(const Problem* problem, const Entry* entry, Py_ssize_t kv_head, Py_ssize_t first_row,
-                        Py_ssize_t n_rows, real* scratch) noexcept nogil:
-    """Rows [first_row, first_row + panels_per_item panels) of the n_rows of one (entry, key/value head)."""
-    cdef Lanes lanes[panels_per_item]
+cdef void attend_blocks(const Problem* problem, const Entry* entry, Py_ssize_t kv_head, const Lanes* lanes,
+                        int n_panels, bint careful, real* panels, real* scratch) noexcept nogil:
+    """All keys that the panels see, block by block, from an empty state."""
     cdef Block block
-    cdef int n_lanes = panel_lanes(scratch), n_panels = 0, panel
+    cdef int n_lanes = panel_lanes(scratch), panel, following
     cdef Py_ssize_t size = panel_size(problem, scratch), block_size = block_keys(entry.n_keys, scratch)
     cdef Py_ssize_t lowest = PY_SSIZE_T_MAX, highest = 0, grid, n_keys
-    cdef real* scores = scratch + panels_per_item * size
-    cdef real* converted = scores + most_block_keys(scratch) * n_lanes  # (lanes, max(D, E)), queries in, results out
-    cdef real* key_rows = converted + n_lanes * max(problem.head_dim, problem.value_dim)
+    cdef real* scores = scratch
+    cdef real* key_rows = scores + most_block_keys(scratch) * n_lanes
     cdef real* value_rows = key_rows + most_block_keys(scratch) * problem.head_dim
     cdef real* bias = value_rows + most_block_keys(scratch) * problem.value_dim
-    cdef real* state
-    while n_panels < panels_per_item and first_row + n_panels * n_lanes < n_rows:
-        state = scratch + n_panels * size
-        place_lanes(problem, entry, kv_head, first_row + n_panels * n_lanes, n_rows, n_lanes, &lanes[n_panels])
-        pack_queries(problem, entry, &lanes[n_panels], state, converted)
-        clear_panel(state + problem.head_dim * n_lanes, problem.value_dim)
-        lowest, highest = min(lowest, lanes[n_panels].lowest_first), max(highest, lanes[n_panels].highest_last)
-        n_panels += 1
+    block.careful = careful
+    for panel in range(n_panels):
+        clear_panel(panels + panel * size + problem.head_dim * n_lanes, problem.value_dim)
+        lowest, highest = min(lowest, lanes[panel].lowest_first), max(highest, lanes[panel].highest_last)
     grid = lowest - lowest % block_size if highest > 0 else 0   # the same grid of blocks for every item
     while grid < highest:
         block.start, block.end, block.finite = max(grid, lowest), min(grid + block_size, highest), -1
@@ -159,9 +169,30 @@ cdef void attend_panels(const Problem* problem, const Entry* entry, Py_ssize_t k
                              &block.v_stride)
         block.fetched = block.v == value_rows
         for panel in range(n_panels):
-            attend_block(problem, entry, &lanes[panel], scratch + panel * size, &block, scores, bias)
+            if problem.has_bias:        # of the panel that comes next, here or in the next block
+                following = panel + 1 if panel + 1 < n_panels else 0
+                prefetch_bias(problem, entry, &lanes[following], block.start if following else block.end, n_keys)
+            attend_block(problem, entry, &lanes[panel], panels + panel * size, &block, scores, bias)
         grid += block_size
+
+
+cdef void attend_panels(const Problem* problem, const Entry* entry, Py_ssize_t kv_head, Py_ssize_t first_row,
+                        Py_ssize_t n_rows, real* scratch) noexcept nogil:
+    """Rows [first_row, first_row + panels_per_item panels) of the n_rows of one (entry, key/value head)."""
+    cdef Lanes lanes[panels_per_item]
+    cdef bint unusual[max_lanes]
+    cdef int n_lanes = panel_lanes(scratch), n_panels = 0, panel
+    cdef Py_ssize_t size = panel_size(problem, scratch)
+    cdef real* converted = scratch + panels_per_item * size     # (lanes, max(D, E)), queries in, results out
+    cdef real* rest = converted + n_lanes * max(problem.head_dim, problem.value_dim)
+    cdef real* state
+    while n_panels < panels_per_item and first_row + n_panels * n_lanes < n_rows:
+        place_lanes(problem, entry, kv_head, first_row + n_panels * n_lanes, n_rows, n_lanes, &lanes[n_panels])
+        pack_queries(problem, entry, &lanes[n_panels], scratch + n_panels * size, converted)
+        n_panels += 1
+    attend_blocks(problem, entry, kv_head, lanes, n_panels, False, scratch, rest)
     for panel in range(n_panels):
         state = scratch + panel * size + problem.head_dim * n_lanes
-        finish_panel(problem, entry, &lanes[panel], state, state + problem.value_dim * n_lanes,
-                     state + (problem.value_dim + 2) * n_lanes, state + (problem.value_dim + 3) * n_lanes, converted)
+        if finish_panel(problem, entry, &lanes[panel], state, converted, False, unusual):
+            attend_blocks(problem, entry, kv_head, &lanes[panel], 1, True, scratch + panel * size, rest)
+            finish_panel(problem, entry, &lanes[panel], state, converted, True, unusual)

@@ -27,6 +27,7 @@ cdef struct Problem:
     double score_scale              # of scores: |scale| when something is added to them, in natural units, else 1
     double unit                     # weight = 2**(unit * (score - maximum)): where |scale| is otherwise
     bint has_bias                   # mask, bias or slopes given
+    bint byte_mask                  # a bool mask of contiguous rows, and nothing is added
     int64_t left, right             # window around the diagonal, in keys
     const int64_t* lengths          # (entries,) valid keys, or NULL
     const int64_t* offsets          # (entries,) position of query 0 among the keys, or NULL: end-aligned

@@ -3,10 +3,6 @@
 
 #include <cmath>
 
-#if defined(__F16C__)
-#include <immintrin.h>
-#endif
-
 #include "tiles.hpp"
 
 namespace {
@@ -205,26 +201,36 @@ FASTATTN_NOINLINE void pack_rows(T* panel, const T* const* rows, std::ptrdiff_t 
     }
 }
 
-// The reverse: rows[lane] (contiguous, n_rows of them are written) = factor[lane] * panel[:, lane].
+// The reverse: rows[lane] (contiguous, n_rows of them are written) = factor[lane] * panel[:, lane]. Of those lanes,
+// finite[lane] becomes 0 where all of the panel is finite and NaN where it is not.
 template <typename T, int LANES = panel_lanes_of<T>>
 FASTATTN_NOINLINE void unpack_rows(T* const* rows, int n_rows, const T* panel, std::ptrdiff_t n_columns,
-                                   const T* factor) {
+                                   const T* factor, T* finite) {
     constexpr int n = lanes_of<T>;
+    const Vector<T> zero = broadcast<T>(T(0));
     for (int group = 0; group < LANES && group < n_rows; group += n) {
         const Vector<T> scale = load(factor + group);
+        Vector<T> found = zero;
         std::ptrdiff_t column = 0;
         for (; column + n <= n_columns; column += n) {
             Vector<T> square[n];
             FASTATTN_UNROLL
-            for (int i = 0; i < n; ++i) square[i] = load(panel + (column + i) * LANES + group) * scale;
+            for (int i = 0; i < n; ++i) {
+                square[i] = load(panel + (column + i) * LANES + group);
+                found = square[i] * zero + found;
+                square[i] = square[i] * scale;
+            }
             transpose<T>(square);
             FASTATTN_UNROLL
             for (int i = 0; i < n; ++i)
                 if (group + i < n_rows) store(rows[group + i] + column, square[i]);
         }
-        for (; column < n_columns; ++column)
+        for (; column < n_columns; ++column) {
+            found = load(panel + column * LANES + group) * zero + found;
             for (int i = 0; i < n && group + i < n_rows; ++i)
                 rows[group + i][column] = panel[column * LANES + group + i] * factor[group + i];
+        }
+        store(finite + group, found);
     }
 }
 

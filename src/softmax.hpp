@@ -124,12 +124,54 @@ FASTATTN_INLINE Vector<T> add_excluding(Vector<T> a, Vector<T> b) {
     return select<T>(b == lowest, lowest, sum);
 }
 
+// Whether every bias is so small that adding it carries no finite score beyond its type: the sum needs no care.
+template <typename T>
+FASTATTN_NOINLINE bool is_moderate(const T* bias, std::ptrdiff_t count) {
+    Vector<T> largest = broadcast<T>(T(0));
+    for (std::ptrdiff_t i = 0; i < count; i += lanes_of<T>) largest = larger<T>(absolute<T>(load(bias + i)), largest);
+    for (int lane = 0; lane < lanes_of<T>; ++lane)
+        if (largest[lane] > T(1e30)) return false;
+    return true;
+}
+
+// scores = change(scores, i), in registers of which every second one belongs to the same lanes. Unless maximum is null
+// it is raised to the largest score of each lane.
+template <typename T, typename Change>
+FASTATTN_INLINE void change_scores(T* scores, std::ptrdiff_t count, T* maximum, Change change) {
+    constexpr int n = lanes_of<T>;
+    Vector<T> top[2] = {broadcast<T>(minus_infinity<T>), broadcast<T>(minus_infinity<T>)};
+    for (std::ptrdiff_t i = 0; i < count; i += 2 * n) {
+        FASTATTN_UNROLL
+        for (int c = 0; c < 2; ++c) {
+            if (c > 0 && i + n >= count) break;
+            const Vector<T> score = change(load(scores + i + c * n), i + c * n);
+            store(scores + i + c * n, score);
+            top[c] = larger<T>(score, top[c]);
+        }
+    }
+    if (!maximum) return;
+    FASTATTN_UNROLL
+    for (int c = 0; c < 2; ++c) store(maximum + c * n, larger<T>(top[c], load(maximum + c * n)));
+}
+
+template <typename T>
+FASTATTN_NOINLINE void scale_scores(T* scores, std::ptrdiff_t count, T scale, T* maximum) {
+    const Vector<T> factor = broadcast<T>(scale);
+    change_scores<T>(scores, count, maximum, [=](Vector<T> score, std::ptrdiff_t) { return score * factor; });
+}
+
 // scores = scale * scores + bias
 template <typename T>
-FASTATTN_NOINLINE void add_bias(T* scores, const T* bias, std::ptrdiff_t count, T scale) {
+FASTATTN_NOINLINE void add_bias(bool moderate, T* scores, const T* bias, std::ptrdiff_t count, T scale, T* maximum) {
     const Vector<T> factor = broadcast<T>(scale);
-    for (std::ptrdiff_t i = 0; i < count; i += lanes_of<T>)
-        store(scores + i, add_excluding<T>(load(scores + i) * factor, load(bias + i)));
+    if (moderate)
+        change_scores<T>(scores, count, maximum, [=](Vector<T> score, std::ptrdiff_t i) {
+            return score * factor + load(bias + i);
+        });
+    else
+        change_scores<T>(scores, count, maximum, [=](Vector<T> score, std::ptrdiff_t i) {
+            return add_excluding<T>(score * factor, load(bias + i));
+        });
 }
 
 // scores become -inf where bias, of 0 and -inf only, is -inf.
@@ -169,16 +211,21 @@ FASTATTN_NOINLINE void add_slopes(T* bias, bool begin, std::ptrdiff_t n_keys, in
     }
 }
 
-// Whether every number of block is `value`; looks no further than the first few when they are not.
+// Whether every number of the rows (n_columns each) is `value`; looks no further than needed.
 template <typename T>
-FASTATTN_NOINLINE bool all_equal(const T* block, std::ptrdiff_t count, T value) {
+FASTATTN_NOINLINE bool all_equal(const T* const* rows, int n_rows, std::ptrdiff_t n_columns, T value) {
+    constexpr int n = lanes_of<T>;
     const Vector<T> wanted = broadcast<T>(value), zero = broadcast<T>(T(0)), one = broadcast<T>(T(1));
-    for (std::ptrdiff_t start = 0; start < count; start += 16 * lanes_of<T>) {
+    for (int row = 0; row < n_rows; ++row) {
+        if (n_columns > 0 && rows[row][0] != value) return false;
+        if (row > 0 && rows[row] == rows[row - 1]) continue;
         Vector<T> same = one;
-        for (std::ptrdiff_t i = start; i < count && i < start + 16 * lanes_of<T>; i += lanes_of<T>)
-            same = select<T>(load(block + i) == wanted, same, zero);
-        for (int lane = 0; lane < lanes_of<T>; ++lane)
+        std::ptrdiff_t i = 0;
+        for (; i + n <= n_columns; i += n) same = select<T>(load(rows[row] + i) == wanted, same, zero);
+        for (int lane = 0; lane < n; ++lane)
             if (same[lane] == T(0)) return false;
+        for (; i < n_columns; ++i)
+            if (rows[row][i] != value) return false;
     }
     return true;
 }
@@ -191,6 +238,11 @@ inline void clear_panel(T* sums, std::ptrdiff_t n_features) {
     for (std::ptrdiff_t i = 0; i < end; ++i) sums[i] = 0;
     for (std::ptrdiff_t i = 0; i < 2 * lanes; ++i) sums[end + i] = minus_infinity<T>;
     for (std::ptrdiff_t i = 2 * lanes; i < 3 * lanes; ++i) sums[end + i] = 0;
+}
+
+template <typename T>
+inline void scale_weights(T* weights, std::ptrdiff_t count, T factor) {
+    for (std::ptrdiff_t i = 0; i < count; ++i) weights[i] *= factor;
 }
 
 // As value_tile, for a block whose values hold NaN or infinity while some keys are excluded: an excluded key adds

@@ -1,5 +1,7 @@
 # The C++ tiles as Cython sees them. Shapes stand beside the definitions, in the headers.
 
+from libc.stdint cimport int8_t
+
 cdef extern from "isa.hpp" nogil:
     const char* isa_name
     const int vector_bytes
@@ -22,11 +24,14 @@ cdef extern from "softmax.hpp" nogil:
     void value_selected[T](T* sums, const T* weights, const T* v, Py_ssize_t v_stride, Py_ssize_t n_keys,
                            Py_ssize_t n_features, const T* rescale, const T* first, const T* last, const T* bias)
     void cap_scores[T](T* scores, Py_ssize_t count, T scale, T cap)
-    void add_bias[T](T* scores, const T* bias, Py_ssize_t count, T scale)
+    bint is_moderate[T](const T* bias, Py_ssize_t count)
+    void add_bias[T](bint moderate, T* scores, const T* bias, Py_ssize_t count, T scale, T* maximum)
+    void scale_scores[T](T* scores, Py_ssize_t count, T scale, T* maximum)
+    void scale_weights[T](T* weights, Py_ssize_t count, T factor)
     void exclude_masked[T](T* scores, const T* bias, Py_ssize_t count)
     void combine_bias[T](T* block, const T* bias, Py_ssize_t count)
     void add_slopes[T](T* bias, bint begin, Py_ssize_t n_keys, int n_lanes, const T* slopes, const T* distance)
-    bint all_equal[T](const T* block, Py_ssize_t count, T value)
+    bint all_equal[T](const T** rows, int n_rows, Py_ssize_t n_columns, T value)
     void clear_panel[T](T* sums, Py_ssize_t n_features)
 
 cdef extern from "rows.hpp" nogil:
@@ -36,11 +41,20 @@ cdef extern from "rows.hpp" nogil:
     T narrowed[T](double x, const T* kind)
     bint all_finite[T](const T* rows, Py_ssize_t stride, Py_ssize_t n_rows, Py_ssize_t n_columns)
     void pack_rows[T](T* panel, const T** rows, Py_ssize_t n_columns, T factor)
-    void unpack_rows[T](T** rows, int n_rows, const T* panel, Py_ssize_t n_columns, const T* factor)
+    void unpack_rows[T](T** rows, int n_rows, const T* panel, Py_ssize_t n_columns, const T* factor,
+                        T* finite)
+
+cdef extern from "mask.hpp" nogil:
+    int some_visible, some_hidden
+    int look_through(const char** rows, int n_rows, Py_ssize_t n_keys)
+    void transpose_mask[T](int8_t* hidden, const char** rows, Py_ssize_t n_keys, const T* kind)
+    void exclude_hidden[T](T* scores, const int8_t* hidden, Py_ssize_t n_keys, T* maximum)
+    void expand_hidden[T](T* bias, const int8_t* hidden, Py_ssize_t count)
 
 cdef extern from "decode.hpp" nogil:
     int decode_rows[T](const T* kind)
     int vector_lanes[T](const T* kind)
+    void prefetch_bytes(const char* start, Py_ssize_t count)
     void prefetch_rows[T](const T* rows, Py_ssize_t stride, Py_ssize_t n_rows, Py_ssize_t n_columns)
     void decode_scores[T](int rows, T* scores, const T* q, const T* k, Py_ssize_t k_stride, Py_ssize_t n_keys,
                           Py_ssize_t head_dim, Py_ssize_t ahead, const T* v, Py_ssize_t v_stride,

@@ -11,6 +11,10 @@
 
 #include "isa.hpp"
 
+#if FASTATTN_VECTOR_BYTES > 16
+#include <immintrin.h>
+#endif
+
 namespace {
 
 template <typename T>
@@ -52,6 +56,12 @@ FASTATTN_INLINE IntegerVector<T> bits_of(Vector<T> x) {
 template <typename T>
 FASTATTN_INLINE Vector<T> from_bits(IntegerVector<T> x) {
     return (Vector<T>)x;
+}
+
+// Where the condition's sign bit is set, yes: one blend on AVX2.
+template <typename T>
+FASTATTN_INLINE Vector<T> select_negative(IntegerVector<T> condition, Vector<T> yes, Vector<T> no) {
+    return condition < 0 ? yes : no;
 }
 
 // (a > b) ? a : b in this order is one max instruction on x86: b when either is NaN.
@@ -127,6 +137,11 @@ inline Vector<T> select(const IntegerVector<T>& condition, const Vector<T>& yes,
 }
 
 template <typename T>
+inline Vector<T> select_negative(const IntegerVector<T>& condition, const Vector<T>& yes, const Vector<T>& no) {
+    return select<T>(condition, yes, no);
+}
+
+template <typename T>
 inline IntegerVector<T> bits_of(const Vector<T>& x) {
     IntegerVector<T> r;
     std::memcpy(&r, &x, sizeof r);
@@ -163,6 +178,24 @@ template <typename T>
 FASTATTN_INLINE void store(T* to, Vector<T> x) {
     *(typename unaligned_of<T>::type*)to = x;
 }
+
+// Bytes to the integers of a register, with their signs. gcc 12 makes of __builtin_convertvector one move a byte.
+template <typename T>
+FASTATTN_INLINE IntegerVector<T> widen(const std::int8_t* from) {
+#if FASTATTN_VECTOR_BYTES == 64
+    if constexpr (sizeof(T) == 4) return (IntegerVector<T>)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)from));
+    return (IntegerVector<T>)_mm512_cvtepi8_epi64(_mm_loadl_epi64((const __m128i*)from));
+#elif FASTATTN_VECTOR_BYTES == 32
+    if constexpr (sizeof(T) == 4) return (IntegerVector<T>)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)from));
+    int bytes;
+    std::memcpy(&bytes, from, sizeof bytes);
+    return (IntegerVector<T>)_mm256_cvtepi8_epi64(_mm_cvtsi32_si128(bytes));
+#else
+    IntegerVector<T> integers;
+    for (int i = 0; i < lanes_of<T>; ++i) integers[i] = from[i];
+    return integers;
+#endif
+}
 #else
 template <typename T>
 inline Vector<T> load(const T* from) {
@@ -174,6 +207,13 @@ inline Vector<T> load(const T* from) {
 template <typename T>
 inline void store(T* to, const Vector<T>& x) {
     std::memcpy(to, &x, sizeof x);
+}
+
+template <typename T>
+inline IntegerVector<T> widen(const std::int8_t* from) {
+    IntegerVector<T> r;
+    for (int i = 0; i < lanes_of<T>; ++i) r.x[i] = from[i];
+    return r;
 }
 #endif
 
@@ -240,6 +280,30 @@ FASTATTN_INLINE void transpose_stages(Vector<T> (&rows)[lanes_of<T>]) {
 template <typename T>
 FASTATTN_INLINE void transpose(Vector<T> (&rows)[lanes_of<T>]) {
     transpose_stages<T, lanes_of<T> / 2>(rows);
+}
+
+// square = the columns of LANES rows, from `column` on. On AVX2 the first stage is done by loading halves, which
+// spares the instruction that only one unit has.
+template <typename T>
+FASTATTN_INLINE void load_transposed(Vector<T> (&square)[lanes_of<T>], const T* const* rows, std::ptrdiff_t column) {
+#if FASTATTN_VECTOR_BYTES == 32
+    constexpr int half = lanes_of<T> / 2;
+    FASTATTN_UNROLL
+    for (int i = 0; i < half; ++i) {
+        FASTATTN_UNROLL
+        for (int side = 0; side < 2; ++side) {
+            const T* low = rows[i] + column + side * half;
+            const T* high = rows[i + half] + column + side * half;
+            square[i + side * half] = (Vector<T>)_mm256_insertf128_si256(
+                _mm256_castsi128_si256(_mm_loadu_si128((const __m128i*)low)), _mm_loadu_si128((const __m128i*)high), 1);
+        }
+    }
+    transpose_stages<T, half / 2>(square);
+#else
+    FASTATTN_UNROLL
+    for (int i = 0; i < lanes_of<T>; ++i) square[i] = load(rows[i] + column);
+    transpose<T>(square);
+#endif
 }
 
 #else
