@@ -20,6 +20,13 @@ def _processor():
     return next(names, "") or platform.processor() or platform.machine()
 
 
+collect_ignore = ["fuzz"]  # run by hand, under a fuzzer
+
+
+def pytest_addoption(parser):
+    parser.addoption("--soak-seconds", type=float, default=120, help="how long `-m soak` takes (default 120)")
+
+
 def pytest_report_header():
     available, built = fastattn.available_isas(), _dispatch.built_isas()
     gil = getattr(sys, "_is_gil_enabled", lambda: True)()
