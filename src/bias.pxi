@@ -13,7 +13,7 @@ cdef BlockContent transpose_block(const Tensor* tensor, const Entry* entry, cons
                                   Py_ssize_t start, Py_ssize_t n_keys, Py_ssize_t count, real* block,
                                   real* rows) noexcept nogil:
     """block (n_keys, n_lanes), padded to count numbers = keys [start, start + n_keys) of each lane's row; rows
-    (n_lanes, n_keys) is scratch. The block is left alone when all of it excludes (block_hidden) or is 0 (block_open)."""
+    (n_lanes, n_keys) is scratch. When all of it excludes (block_hidden) or is 0 (block_open), block is left alone."""
     cdef const real* row[max_lanes]
     cdef int lane
     cdef Py_ssize_t key
