@@ -11,7 +11,7 @@ import pytest
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 pytest.importorskip("benchmarks", reason="the benchmarks are not part of an installed package")
 
-from benchmarks import report, results, tables, threads
+from benchmarks import accuracy, report, results, tables, threads
 from benchmarks.cases import CASES, GROUPS, SCALING_CASES, SERIES, case, make_inputs, visible
 from benchmarks.implementations import IMPLEMENTATIONS, Unsupported
 from benchmarks.limits import Limit
@@ -224,3 +224,12 @@ def test_render_writes_page_pictures_and_readme(tmp_path: Path) -> None:
 def test_replace_section_needs_both_markers_once(text: str) -> None:
     with pytest.raises(ValueError, match="must each occur once"):
         tables.replace_section(text, "new")
+
+
+def test_accuracy_table_has_every_dtype_and_call() -> None:
+    lines = accuracy.table([3, 17]).splitlines()
+    assert lines[0].endswith("| S = 3 | S = 17 |")
+    rows = [line.split(" | ") for line in lines[2:]]
+    expected = {(kind, dtype) for kind in accuracy.QUERIES for dtype in accuracy.DTYPES}
+    assert {(row[0].removeprefix("| "), row[1]) for row in rows if row[2] == "fastattn"} == expected
+    assert all(float(cell.removesuffix(" |")) < 4 for row in rows for cell in row[3:])
