@@ -1,4 +1,4 @@
-"""README.md and the pages of docs/ say what is so: their Python blocks are run as doctests."""
+"""README.md and the other pages say what is so: their Python blocks are run as doctests."""
 
 import doctest
 import re
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [page for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) if page.exists()]
+PAGES = [page for folder in ("", "docs", "benchmarks") for page in sorted((ROOT / folder).glob("*.md"))]
 FENCED = re.compile(r"^```(?:python|pycon)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
@@ -22,7 +22,7 @@ def examples(page):
     return "\n".join(kept) + "\n"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_examples_of(page):
     test = doctest.DocTestParser().get_doctest(examples(page), {}, page.name, str(page), 0)
     report = []
