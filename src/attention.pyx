@@ -8,8 +8,8 @@ from cython.parallel cimport prange
 from libc.math cimport INFINITY, NAN, exp, exp2, fabs, log, sqrt
 from libc.stdint cimport int8_t, int64_t, uint16_t
 from libc.stdlib cimport free, malloc
-from libc.string cimport memcpy, memset, strcmp
-from cpython.buffer cimport PyBUF_FORMAT, PyBUF_STRIDES, PyBuffer_Release, PyObject_GetBuffer
+from libc.string cimport memcpy, memset
+from cpython.buffer cimport PyBUF_STRIDES, PyBuffer_Release, PyObject_GetBuffer
 
 from tiles cimport *
 
