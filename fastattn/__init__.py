@@ -7,11 +7,13 @@
 """
 
 from fastattn._attention import attention
+from fastattn._cache import KVCache
 from fastattn._config import show_config
 from fastattn._dispatch import available_isas
 from fastattn._linear import linear_attention
 from fastattn._merge import merge_states
 from fastattn._multi_head import multi_head_attention
+from fastattn._paged_cache import PagedKVCache
 from fastattn._self_attention import mhsa_forward
 from fastattn._threads import get_num_threads, set_num_threads
 from fastattn._torch_style import scaled_dot_product_attention
@@ -19,6 +21,8 @@ from fastattn._varlen import attention_varlen
 from fastattn._version import __version__
 
 __all__ = [
+    "KVCache",
+    "PagedKVCache",
     "__version__",
     "attention",
     "attention_varlen",
