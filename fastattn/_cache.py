@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, SupportsIndex, Unpack, overload
 
 import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from fastattn._arrays import Array, as_integers
 from fastattn._cache_rows import CacheRows, Parts, check_counts, check_size
+from fastattn._typing import CacheOptions, DoubleArray, Numbers, SmallFloat
 
 
 class KVCache(CacheRows):
@@ -63,13 +65,13 @@ class KVCache(CacheRows):
 
     def __init__(
         self,
-        batch: int,
-        num_kv_heads: int,
-        capacity: int,
-        head_dim: int,
+        batch: SupportsIndex,
+        num_kv_heads: SupportsIndex,
+        capacity: SupportsIndex,
+        head_dim: SupportsIndex,
         *,
-        value_dim: int | None = None,
-        dtype: Any = np.float32,
+        value_dim: SupportsIndex | None = None,
+        dtype: DTypeLike = np.float32,
     ) -> None:
         self._batch = check_size("batch", batch, 0)
         self._capacity = check_size("capacity", capacity, 0)
@@ -98,7 +100,7 @@ class KVCache(CacheRows):
         n_rows = int(self._lengths.max(initial=0))
         return tuple(part[:, :, :n_rows] for part in parts)
 
-    def append(self, k: Any, v: Any, lengths: Any = None) -> None:
+    def append(self, k: ArrayLike, v: ArrayLike, lengths: ArrayLike | None = None) -> None:
         """Write n more rows behind each entry's own.
 
         Parameters
@@ -149,7 +151,33 @@ class KVCache(CacheRows):
         self._store(target, self._encoded(k[source], v[source]))
         self._lengths = start + counts
 
-    def attend(self, q: Any, *, causal: bool = True, **options: Any) -> Any:
+    @overload
+    def attend(  # type: ignore[overload-overlap]
+        self, q: NDArray[SmallFloat], *, return_lse: Literal[False] = ..., **options: Unpack[CacheOptions]
+    ) -> NDArray[SmallFloat]: ...
+    @overload
+    def attend(
+        self, q: DoubleArray | Numbers, *, return_lse: Literal[False] = ..., **options: Unpack[CacheOptions]
+    ) -> NDArray[np.float64]: ...
+    @overload
+    def attend(self, q: ArrayLike, *, return_lse: Literal[False] = ..., **options: Unpack[CacheOptions]) -> Array: ...
+    @overload
+    def attend(  # type: ignore[overload-overlap]
+        self, q: NDArray[SmallFloat], *, return_lse: Literal[True], **options: Unpack[CacheOptions]
+    ) -> tuple[NDArray[SmallFloat], NDArray[np.float32]]: ...
+    @overload
+    def attend(
+        self, q: DoubleArray | Numbers, *, return_lse: Literal[True], **options: Unpack[CacheOptions]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]: ...
+    @overload
+    def attend(
+        self, q: ArrayLike, *, return_lse: Literal[True], **options: Unpack[CacheOptions]
+    ) -> tuple[Array, Array]: ...
+    @overload
+    def attend(
+        self, q: ArrayLike, *, return_lse: bool, **options: Unpack[CacheOptions]
+    ) -> Array | tuple[Array, Array]: ...
+    def attend(self, q: Any, *, causal: bool = True, **options: Any) -> Array | tuple[Array, Array]:
         """`attention` of q with every row that the entries hold, read where they lie.
 
         Causal is aligned at the end of each entry's own length: its last query sees its last row. So queries go with
@@ -189,7 +217,7 @@ class KVCache(CacheRows):
         """
         return self._attend(q, (self._batch,), causal=causal, kv_lens=self._lengths, options=options)
 
-    def truncate(self, n: Any) -> None:
+    def truncate(self, n: ArrayLike) -> None:
         """Keep the first n rows of each entry, for example those that a speculative decoder has accepted.
 
         Parameters
@@ -222,7 +250,7 @@ class KVCache(CacheRows):
             )
         self._lengths = kept
 
-    def reorder(self, index: Any) -> None:
+    def reorder(self, index: ArrayLike) -> None:
         """Give each entry the rows of another: entry b becomes what entry ``index[b]`` was, as beam search needs it.
 
         Parameters

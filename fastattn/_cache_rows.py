@@ -165,7 +165,9 @@ class CacheRows:
         with np.errstate(all="ignore"):
             return (rows.astype(self._dtype, copy=False),)
 
-    def _attend(self, q: Any, lead: tuple[int, ...], options: dict[str, Any], **own: Any) -> Any:
+    def _attend(
+        self, q: Any, lead: tuple[int, ...], options: dict[str, Any], **own: Any
+    ) -> Array | tuple[Array, Array]:
         """`attention`, or its quantized kin, of q (*lead, H, N, D) with rows as they are stored."""
         for name in OWN_OPTIONS:
             if name in options:
@@ -176,7 +178,8 @@ class CacheRows:
             raise ValueError(f"q must have shape ({wanted}), got {shape}")
         keys, values = self._readable(self._keys), self._readable(self._values)
         if len(keys) == 1:
-            return attention(q, keys[0], values[0], **own, **options)
+            result: Array | tuple[Array, Array] = attention(q, keys[0], values[0], **own, **options)
+            return result
         return quantized_attention(q, keys[0], keys[1], values[0], values[1], **own, **options)
 
 

@@ -40,12 +40,17 @@ class PackedRules(TypedDict, total=False):
     sinks: ArrayLike | None
 
 
-class AttentionRules(PackedRules, total=False):
-    """What decides the result of `attention`."""
+class CacheRules(PackedRules, total=False):
+    """What decides the result of a cache's `attend`."""
 
     mask: ArrayLike | None
     bias: ArrayLike | None
     q_offset: ArrayLike | None
+
+
+class AttentionRules(CacheRules, total=False):
+    """What decides the result of `attention`."""
+
     kv_lens: ArrayLike | None
     block_table: ArrayLike | None
 
@@ -63,3 +68,7 @@ class PackedOptions(PackedRules, Resources, total=False):
 
 class AttentionOptions(AttentionRules, Resources, total=False):
     """The options of `attention`, except return_lse."""
+
+
+class CacheOptions(CacheRules, Resources, total=False):
+    """The options of a cache's `attend`, except return_lse."""

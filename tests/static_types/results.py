@@ -52,6 +52,21 @@ def return_lse_decides_what_comes(single: Single, half: Half, double: Double, fl
     assert_type(reference.attention_varlen(single, single, single, [0, 5], return_lse=True), tuple[Unknown, Unknown])
 
 
+def caches_answer_in_the_dtype_of_q(single: Single, half: Half, double: Double, flag: bool) -> None:
+    cache = fastattn.KVCache(2, 4, 100, np.int64(64), value_dim=32, dtype=np.int8)
+    cache.append(single, single, lengths=[3, 4])
+    assert_type(cache.attend(single, window=(3, None), causal=False), Single)
+    assert_type(cache.attend(half, return_lse=True), tuple[Half, Single])
+    assert_type(cache.attend(double, return_lse=flag), Unknown | tuple[Unknown, Unknown])
+    assert_type(cache.nbytes, int)
+    pages = fastattn.PagedKVCache(10, 16, 4, 64, dtype="float16")
+    pages.append(half, half, [pages.allocate(), pages.fork(0, 3)], [1, 2])
+    assert_type(pages.attend(half, [0, 1], mask=[True]), Half)
+    assert_type(pages.attend(double, 0, return_lse=True), tuple[Double, Double])
+    assert_type(pages.attend(single, [0], return_lse=flag), Unknown | tuple[Unknown, Unknown])
+    assert_type(pages.sequences, list[int])
+
+
 def the_rest(arrays: list[Single]) -> None:
     assert_type(fastattn.attention(arrays, arrays, arrays), Unknown)
     assert_type(fastattn.available_isas(), tuple[str, ...])
