@@ -19,11 +19,13 @@ GROUPS = {
     "mask": "windows, padded batches, boolean masks",
     "half": "float16 and bfloat16 queries, keys and values",
     "double": "float64",
+    "cache": "one new token for each of four sequences in a cache of their own, one query head for each key/value head",
     "scaling": "time against one growing dimension",
 }
-ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
+SCALE_BYTES = 4  # of each row of int8
 # Largest error accepted before a timing is refused: enough to catch wrong results; accuracy is the test suite's matter.
-TOLERANCE = {"float64": 1e-10, "float32": 1e-4, "float16": 4e-2, "bfloat16": 4e-2}
+TOLERANCE = {"float64": 1e-10, "float32": 1e-4, "float16": 4e-2, "bfloat16": 4e-2, "int8": 4e-2}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +46,7 @@ class Case:
     window: int | None = None
     padding: bool = False
     boolmask: bool = False
+    page_size: int = 0  # for `cache`: keys of a page, 0 where each entry's keys lie side by side
     linear: bool = False  # `linear_attention`: no softmax
     series: str = ""  # for `scaling`: the curve this case is a point of, and where on its axis
     position: int = 0
@@ -66,8 +69,9 @@ class Case:
     @property
     def kv_bytes(self) -> int:
         """Bytes of all keys and values."""
-        values = self.batch * self.n_kv_heads * self.n_keys * (self.head_dim + self.value_dim)
-        return values * ITEM_BYTES[self.dtype]
+        rows = self.batch * self.n_kv_heads * self.n_keys
+        scales = 2 * rows * SCALE_BYTES if self.dtype == "int8" else 0
+        return rows * (self.head_dim + self.value_dim) * ITEM_BYTES[self.dtype] + scales
 
     @property
     def flop(self) -> int:
@@ -110,7 +114,10 @@ class Case:
 
 @dataclass(frozen=True)
 class Inputs:
-    """The arrays of a case: q (B, H, N, D), k (B, K, S, D), v (B, K, S, E), kv_lens (B,), mask (1, 1, N, S)."""
+    """The arrays of a case: q (B, H, N, D), k (B, K, S, D), v (B, K, S, E), kv_lens (B,), mask (1, 1, N, S).
+
+    Those of int8 are float32, for the cache to quantize.
+    """
 
     q: NDArray
     k: NDArray
@@ -161,6 +168,21 @@ CASES = (
     case("bf16_decode_s16384_gqa4", "half", H=32, K=8, N=1, S=16384, D=128, dtype="bfloat16"),
     case("f16_decode_s16384_gqa4", "half", H=32, K=8, N=1, S=16384, D=128, dtype="float16"),
     case("f64_n1024", "double", H=6, N=1024, D=64, dtype="float64"),
+)
+
+# 268 MB of float32 and 69 MB of int8: more than last-level caches hold.
+_CACHE = {"B": 4, "H": 8, "N": 1, "S": 8192, "D": 128}
+CACHE_CASES = (
+    case("cache_f32", "cache", **_CACHE),
+    case("cache_f32_page16", "cache", **_CACHE, page_size=16),
+    case("cache_f32_page64", "cache", **_CACHE, page_size=64),
+    case("cache_f16", "cache", **_CACHE, dtype="float16"),
+    case("cache_f16_page16", "cache", **_CACHE, dtype="float16", page_size=16),
+    case("cache_f16_page64", "cache", **_CACHE, dtype="float16", page_size=64),
+    case("cache_bf16", "cache", **_CACHE, dtype="bfloat16"),
+    case("cache_int8", "cache", **_CACHE, dtype="int8"),
+    case("cache_int8_page16", "cache", **_CACHE, dtype="int8", page_size=16),
+    case("cache_int8_page64", "cache", **_CACHE, dtype="int8", page_size=64),
 )
 
 
@@ -217,7 +239,7 @@ def key_lengths(case: Case) -> NDArray[np.int64]:
 def make_inputs(case: Case) -> Inputs:
     """Draw the arrays of a case: standard normal, always the same."""
     random = np.random.default_rng(1)
-    dtype = numpy_dtype(case.dtype)
+    dtype = numpy_dtype("float32" if case.dtype == "int8" else case.dtype)
 
     def draw(heads: int, length: int, dim: int) -> NDArray:
         values = random.standard_normal((case.batch, heads, length, dim), dtype=np.float32)

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from benchmarks import record
-from benchmarks.cases import CASES, GROUPS, SCALING_CASES, SERIES, TOLERANCE, Case, make_inputs
+from benchmarks.cases import CACHE_CASES, CASES, GROUPS, SCALING_CASES, SERIES, TOLERANCE, Case, make_inputs
 from benchmarks.implementations import IMPLEMENTATIONS, Call, Unsupported
 from benchmarks.limits import Limit, measure_limit
 from benchmarks.reference import largest_error
@@ -25,7 +25,7 @@ from benchmarks.reference import largest_error
 EXPECTED_WARNINGS = ("Benchmark fixture was not used", "Not saving anything")
 LIMITS = pytest.StashKey[dict[str, Limit]]()
 NOT_RUN = pytest.StashKey[list[dict[str, str]]]()
-CASE_NAMES = [case.name for case in (*CASES, *SCALING_CASES)] + list(SERIES)
+CASE_NAMES = [case.name for case in (*CASES, *CACHE_CASES, *SCALING_CASES)] + list(SERIES)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cases import CASES, GROUPS
+from benchmarks.cases import CACHE_CASES, CASES, GROUPS
 from benchmarks.implementations import IMPLEMENTATIONS
 
 OWN = "fastattn"
@@ -62,9 +62,13 @@ class Report:
         return [name for name in IMPLEMENTATIONS if name in present]
 
     def cases(self, group: str | None = None) -> list[str]:
-        """Names of the table's cases that have a result or a reason for none, in the order of the table."""
+        """Names of a group's cases that have a result or a reason for none, in the order of the table.
+
+        Without a group: those of the summary, which leaves out the caches.
+        """
         known = {case for case, _, _ in (*self.results, *self.not_run)}
-        return [case.name for case in CASES if case.name in known and group in (None, case.group)]
+        cases = CASES if group is None else (*CASES, *CACHE_CASES)
+        return [case.name for case in cases if case.name in known and group in (None, case.group)]
 
     def groups(self) -> list[str]:
         return [group for group in GROUPS if self.cases(group)]

@@ -12,13 +12,13 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))
 pytest.importorskip("benchmarks", reason="the benchmarks are not part of an installed package")
 
 from benchmarks import accuracy, report, results, tables, threads
-from benchmarks.cases import CASES, GROUPS, SCALING_CASES, SERIES, case, make_inputs, visible
+from benchmarks.cases import CACHE_CASES, CASES, GROUPS, SCALING_CASES, SERIES, case, make_inputs, visible
 from benchmarks.implementations import IMPLEMENTATIONS, Unsupported
 from benchmarks.limits import Limit
 from benchmarks.record import figures
 from benchmarks.reference import largest_error
 
-ALL_CASES = (*CASES, *SCALING_CASES)
+ALL_CASES = (*CASES, *CACHE_CASES, *SCALING_CASES)
 BY_NAME = {item.name: item for item in ALL_CASES}
 PLAIN = case("plain", "short", B=2, H=4, K=2, N=7, S=11, D=8, E=5)
 
@@ -43,6 +43,7 @@ def test_flop_counts_visible_pairs(item) -> None:
         ("gpt2_n1024", 2 * 12 * 1024 * 1024 * 128, 12 * 1024 * 128 * 4),
         ("gpt2_n1024_causal", 2 * 12 * (1024 * 1025 // 2) * 128, 12 * 1024 * 128 * 4),
         ("bf16_decode_s16384_gqa4", 2 * 32 * 16384 * 256, 8 * 16384 * 256 * 2),
+        ("cache_int8", 2 * 32 * 8192 * 256, 32 * 8192 * (256 + 8)),
         ("boolmask_n1024", 2 * 12 * 1024 * 1024 * 128, 12 * 1024 * 128 * 4),
         ("linear_n_2048", 2 * 2 * (2048 + 2048) * 64 * 64, 2 * 2048 * 128 * 4),
     ],
@@ -66,12 +67,24 @@ def test_smoke_keeps_what_a_case_is_about(item) -> None:
     assert (small.masked, small.square, small.memory_bound) == (item.masked, item.square, item.memory_bound)
 
 
-@pytest.mark.parametrize("item", [c for c in ALL_CASES if c.dtype in ("float32", "float64")], ids=lambda c: c.name)
+NUMPY_CASES = [c for c in ALL_CASES if c.dtype in ("float32", "float64") and not c.page_size]
+
+
+@pytest.mark.parametrize("item", NUMPY_CASES, ids=lambda c: c.name)
 def test_check_accepts_numpy(item) -> None:
     small = item.smoke()
     inputs = make_inputs(small)
     call = IMPLEMENTATIONS["numpy"].prepare(small, inputs, 1)
     assert largest_error(small, inputs, call.result(call.run())) < (1e-13 if item.dtype == "float64" else 1e-5)
+
+
+@pytest.mark.parametrize("item", CACHE_CASES, ids=lambda c: c.name)
+def test_caches_are_filled_with_the_inputs(item) -> None:
+    small = item.smoke()
+    inputs = make_inputs(small)
+    call = IMPLEMENTATIONS["fastattn"].prepare(small, inputs, 1)
+    allowed = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 2e-2, "int8": 2e-2}[item.dtype]
+    assert largest_error(small, inputs, call.result(call.run())) < allowed
 
 
 def test_check_rejects_wrong_results() -> None:

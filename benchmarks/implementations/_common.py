@@ -48,10 +48,12 @@ def dense_mask(case: Case, inputs: Inputs) -> NDArray[np.bool_]:
 
 
 def refuse(case: Case, *, linear: bool = True, grouped: bool = False, dtypes: tuple[str, ...] = ("float32",)) -> None:
-    """Raise `Unsupported` for what a peer does not offer: linear attention, grouped heads, any dtype but `dtypes`."""
+    """Raise `Unsupported` for what a peer does not offer: linear attention, grouped heads, pages, dtypes."""
     if linear and case.linear:
         raise Unsupported("has no linear attention")
     if grouped and case.n_heads != case.n_kv_heads:
         raise Unsupported("has no grouped key/value heads")
+    if case.page_size:
+        raise Unsupported("has no paged cache")
     if case.dtype not in dtypes:
         raise Unsupported(f"is not called in {case.dtype} here")

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.cases import Case, Inputs
+from benchmarks.cases import Case, Inputs, numpy_dtype
 from benchmarks.implementations._common import Call, Unsupported
 
 NAME = "fastattn"
@@ -16,6 +16,8 @@ def prepare(case: Case, inputs: Inputs, threads: int) -> Call:
     """Bind the options of the case; those an older fastattn lacks are named in the skip."""
     import fastattn
 
+    if case.group == "cache":
+        return _prepare_cache(case, inputs)
     if case.linear and not hasattr(fastattn, "linear_attention"):
         raise Unsupported("the installed fastattn lacks linear_attention")
     function = fastattn.linear_attention if case.linear else fastattn.attention
@@ -30,6 +32,27 @@ def prepare(case: Case, inputs: Inputs, threads: int) -> Call:
         except TypeError as error:
             raise Unsupported(f"the installed fastattn lacks {case.dtype}") from error
     return Call(lambda: function(q, k, v, **options), np.asarray)
+
+
+def _prepare_cache(case: Case, inputs: Inputs) -> Call:
+    """Fill a cache. Sequences grow by turns, page by page, so that the pages of one do not lie side by side."""
+    import fastattn
+
+    if not hasattr(fastattn, "PagedKVCache"):
+        raise Unsupported("the installed fastattn lacks caches")
+    sizes = (case.n_kv_heads, case.head_dim)
+    options: dict[str, Any] = {"value_dim": case.value_dim, "dtype": numpy_dtype(case.dtype)}
+    if not case.page_size:
+        contiguous = fastattn.KVCache(case.batch, sizes[0], case.n_keys, sizes[1], **options)
+        contiguous.append(inputs.k, inputs.v)
+        return Call(lambda: contiguous.attend(inputs.q), np.asarray)
+    pages = case.batch * -(-case.n_keys // case.page_size)
+    paged = fastattn.PagedKVCache(pages, case.page_size, *sizes, **options)
+    sequences = [paged.allocate() for _ in range(case.batch)]
+    for start in range(0, case.n_keys, case.page_size):
+        rows = slice(start, start + case.page_size)
+        paged.append(inputs.k[:, :, rows], inputs.v[:, :, rows], sequences)
+    return Call(lambda: paged.attend(inputs.q, sequences), np.asarray)
 
 
 def _options(case: Case, inputs: Inputs) -> dict[str, Any]:
