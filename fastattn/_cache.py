@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from fastattn._arrays import Array, as_integers
-from fastattn._cache_rows import CacheRows, Parts, check_counts, check_size
+from fastattn._cache_rows import CacheRows, Parts, check_counts, check_size, rows_that_count
 from fastattn._typing import CacheOptions, DoubleArray, Numbers, SmallFloat
 
 
@@ -32,7 +32,7 @@ class KVCache(CacheRows):
         Features of a key, D.
     value_dim : int, optional
         Features of a value, E. Default: head_dim.
-    dtype : dtype, default float32
+    dtype : data-type, default float32
         float32, float64, float16, bfloat16 (of ml_dtypes) or int8. int8 rows are quantized as they are appended, with
         one float32 scale for each token and head, and read as they are.
 
@@ -146,7 +146,7 @@ class KVCache(CacheRows):
             first, count = int(start[0]), int(counts[0])
             source, target = (every, every, slice(0, count)), (every, every, slice(first, first + count))
         else:
-            entry, row = np.nonzero(np.arange(k.shape[2]) < counts[:, None])  # of each row that counts
+            entry, row = rows_that_count(counts, k.shape[2])
             source, target = (entry, every, row), (entry, every, start[entry] + row)
         self._store(target, self._encoded(k[source], v[source]))
         self._lengths = start + counts

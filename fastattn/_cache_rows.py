@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import operator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from fastattn._arrays import FLOAT16, FLOAT32, FLOAT64, Array, as_array, as_floats, as_integers, float_kind, is_half
 from fastattn._attention import attention
 from fastattn._quantized import INT8, quantize_rows, quantized_attention
+from fastattn._typing import AttentionOptions
 
 # Keys, or values: one array (..., K, rows, features), and for int8 codes a second one (..., K, rows) of float32 scales.
 # An index that ends in the axis of rows means the same rows in each.
@@ -177,10 +178,11 @@ class CacheRows:
             wanted = ", ".join(map(str, (*lead, "H", "N", self._head_dim)))
             raise ValueError(f"q must have shape ({wanted}), got {shape}")
         keys, values = self._readable(self._keys), self._readable(self._values)
+        return_lse: bool = options.pop("return_lse", False)
+        given = cast(AttentionOptions, own | options)
         if len(keys) == 1:
-            result: Array | tuple[Array, Array] = attention(q, keys[0], values[0], **own, **options)
-            return result
-        return quantized_attention(q, keys[0], keys[1], values[0], values[1], **own, **options)
+            return attention(q, keys[0], values[0], return_lse=return_lse, **given)
+        return quantized_attention(q, keys[0], keys[1], values[0], values[1], return_lse=return_lse, **given)
 
 
 def check_counts(lengths: Any, n_rows: int, lead: tuple[int, ...]) -> Array:
@@ -190,3 +192,10 @@ def check_counts(lengths: Any, n_rows: int, lead: tuple[int, ...]) -> Array:
     if wrong.any():
         raise ValueError(f"lengths must lie in 0 ... {n_rows}, the rows given, got {counts[wrong][0]}")
     return counts
+
+
+def rows_that_count(counts: Array, n_rows: int) -> tuple[Array, Array]:
+    """Entry and row of each row that counts."""
+    counted: Array = np.arange(n_rows) < counts[:, None]
+    entry, row = np.nonzero(counted)
+    return entry, row

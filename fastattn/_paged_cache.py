@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fastattn._arrays import Array
-from fastattn._cache_rows import check_counts
+from fastattn._cache_rows import check_counts, rows_that_count
 from fastattn._sequences import PagedSequences
 from fastattn._typing import CacheOptions, DoubleArray, Numbers, SmallFloat
 
@@ -33,7 +33,7 @@ class PagedKVCache(PagedSequences):
         Features of a key, D.
     value_dim : int, optional
         Features of a value, E. Default: head_dim.
-    dtype : dtype, default float32
+    dtype : data-type, default float32
         float32, float64, float16, bfloat16 (of ml_dtypes) or int8, as for `KVCache`.
 
     Raises
@@ -120,7 +120,7 @@ class PagedKVCache(PagedSequences):
             raise ValueError(
                 f"k and v must fit the pages that are free, got rows for {needed} more with {self.num_free_pages} free"
             )
-        entry, row = np.nonzero(np.arange(k.shape[2]) < counts[:, None])  # of each row that counts
+        entry, row = rows_that_count(counts, k.shape[2])
         new = self._encoded(k[entry, :, row], v[entry, :, row])
         starts = [sequence.length for sequence in found]
         copies = self._pool.grow(growth)

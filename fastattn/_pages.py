@@ -39,7 +39,7 @@ class PagePool:
 
     def find(self, numbers: Iterable[int]) -> list[Sequence]:
         """The living sequences of these numbers."""
-        found = []
+        found: list[Sequence] = []
         for number in numbers:
             sequence = self.sequences.get(number)
             if sequence is None:
@@ -84,7 +84,7 @@ class PagePool:
 
     def grow(self, growth: list[tuple[Sequence, int]]) -> list[tuple[int, int]]:
         """Make room for so many more rows of each sequence; return the copies of pages (from, to) that this needs."""
-        copies = []
+        copies: list[tuple[int, int]] = []
         for sequence, n_rows in growth:
             if n_rows and sequence.length % self.page_size and self.counts[sequence.pages[-1]] > 1:
                 shared = sequence.pages[-1]

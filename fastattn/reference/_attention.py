@@ -85,7 +85,7 @@ def attention(
         (H,): a logit per query head that takes part in the denominator only.
     return_lse : bool, default False
         Also return the natural logarithm of the softmax denominator.
-    dtype : dtype, default float64
+    dtype : data-type, default float64
         The type that everything is computed and returned in.
 
     Returns
