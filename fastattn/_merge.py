@@ -91,15 +91,20 @@ def _check_states(
     outs: Sequence[ArrayLike] | Array, lses: Sequence[ArrayLike] | Array
 ) -> tuple[list[Array], list[Array]]:
     """Return the states as lists of arrays of one length, shape and dtype."""
-    states, logs = _as_arrays(outs, "outs"), _as_arrays(lses, "lses")
-    if len(states) == 0:
+    n_states, n_logs = _count_states("outs", outs), _count_states("lses", lses)
+    if n_states == 0:
         raise ValueError("outs must hold at least one state, got none")
-    if len(logs) != len(states):
-        raise ValueError(f"lses must hold one array for each of the {len(states)} states, got {len(logs)}")
-    shape, dtype = states[0].shape, states[0].dtype
-    if len(shape) < 2:
-        raise ValueError(f"outs[0] must have shape (..., N, E), got {shape}")
-    for index, (state, log) in enumerate(zip(states, logs, strict=True)):
+    if n_logs != n_states:
+        raise ValueError(f"lses must hold one array for each of the {n_states} states, got {n_logs}")
+    states: list[Array] = []
+    logs: list[Array] = []
+    # One by one, so that what is no state is refused before the rest is touched, however much that is.
+    for index, pair in enumerate(zip(outs, lses, strict=True)):
+        state, log = as_floats(f"outs[{index}]", pair[0]), as_floats(f"lses[{index}]", pair[1])
+        first = states[0] if states else state
+        shape, dtype = first.shape, first.dtype
+        if len(shape) < 2:
+            raise ValueError(f"outs[0] must have shape (..., N, E), got {shape}")
         if state.shape != shape:
             raise ValueError(f"outs[{index}] must have shape {shape} to match outs[0], got {state.shape}")
         if log.shape != shape[:-1]:
@@ -108,12 +113,14 @@ def _check_states(
             raise TypeError(f"outs[{index}] must be {dtype} to match outs[0], got {state.dtype}")
         if log.dtype != accumulation_dtype(dtype):
             raise TypeError(f"lses[{index}] must be {accumulation_dtype(dtype)} to match {dtype} outs, got {log.dtype}")
+        states.append(state)
+        logs.append(log)
     return states, logs
 
 
-def _as_arrays(value: Sequence[ArrayLike] | Array, name: str) -> list[Array]:
+def _count_states(name: str, value: Sequence[ArrayLike] | Array) -> int:
     if not isinstance(value, np.ndarray | Sequence) or isinstance(value, str | bytes):
         raise TypeError(f"{name} must be a sequence of arrays or one stacked array, got {type(value).__name__}")
     if isinstance(value, np.ndarray) and value.ndim == 0:
         raise ValueError(f"{name} must have a first axis that runs over the states, got shape ()")
-    return [as_floats(f"{name}[{index}]", item) for index, item in enumerate(value)]
+    return len(value)

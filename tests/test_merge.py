@@ -216,3 +216,12 @@ O, L = random_states(2, (3, 4))
 def test_errors_name_argument_rule_and_value(outs, lses, error, message):
     with pytest.raises(error, match=message):
         merge_states(outs, lses)
+
+
+def test_more_states_than_memory_are_refused_at_once():
+    """Views that repeat one number cost nothing to make; going through their items would take all memory."""
+    endless, log = np.broadcast_to(np.float32(1), (1 << 40,)), np.zeros((1, 2), np.float32)
+    with pytest.raises(ValueError, match=r"one array for each of the 1099511627776 states, got 1"):
+        merge_states(endless, log)
+    with pytest.raises(ValueError, match=r"outs\[0\] must have shape \(\.\.\., N, E\), got \(\)"):
+        merge_states(endless, endless)
