@@ -75,8 +75,8 @@ cdef struct Block:                  # keys [start, end) and their rows, fetched
 
 
 cdef void attend_block(const Problem* problem, const Entry* entry, const Lanes* lanes, real* panel, Block* block,
-                       real* scores, real* bias) noexcept nogil:
-    """One panel against one block of keys: scores, softmax, weighted sum."""
+                       bint* begun, real* scores, real* bias) noexcept nogil:
+    """One panel against one block of keys: scores, softmax, weighted sum. Unless `begun` the panel has no sums yet."""
     cdef Py_ssize_t start = max(block.start, lanes.lowest_first), end = min(block.end, lanes.highest_last)
     cdef Py_ssize_t n_lanes = panel_lanes(panel), n_keys = end - start
     cdef const real* k = <const real*>block.k + (start - block.start) * block.k_stride
@@ -128,7 +128,8 @@ cdef void attend_block(const Problem* problem, const Entry* entry, const Lanes* 
                 raise_maximum(maximum, scores, n_keys)
     softmax_block(lanes.vectors, <real>problem.unit, scores, n_keys, maximum, previous, total, rescale)
     if not block.careful:
-        value_block(problem, lanes, sums, scores, v, block.v_stride, n_keys, rescale)
+        value_block(problem, lanes, sums, scores, v, block.v_stride, n_keys, rescale if begun[0] else NULL)
+        begun[0] = True
         return
     scale_weights(scores, n_keys * n_lanes, <real>guard)
     if block.finite < 0:
@@ -142,10 +143,15 @@ cdef void attend_block(const Problem* problem, const Entry* entry, const Lanes* 
                    <real*>NULL if content == block_open else bias)
 
 
+cdef void clear_sums(const Problem* problem, real* panel) noexcept nogil:
+    memset(panel + problem.head_dim * panel_lanes(panel), 0, problem.value_dim * panel_lanes(panel) * sizeof(real))
+
+
 cdef void attend_blocks(const Problem* problem, const Entry* entry, Py_ssize_t kv_head, const Lanes* lanes,
                         int n_panels, bint careful, real* panels, real* scratch) noexcept nogil:
     """All keys that the panels see, block by block, from an empty state."""
     cdef Block block
+    cdef bint begun[panels_per_item]
     cdef int n_lanes = panel_lanes(scratch), panel, following
     cdef Py_ssize_t size = panel_size(problem, scratch), block_size = block_keys(entry.n_keys, scratch)
     cdef Py_ssize_t lowest = PY_SSIZE_T_MAX, highest = 0, grid, n_keys
@@ -155,7 +161,10 @@ cdef void attend_blocks(const Problem* problem, const Entry* entry, Py_ssize_t k
     cdef real* bias = value_rows + most_block_keys(scratch) * problem.value_dim
     block.careful = careful
     for panel in range(n_panels):
-        clear_panel(panels + panel * size + problem.head_dim * n_lanes, problem.value_dim)
+        begin_softmax(panels + panel * size + (problem.head_dim + problem.value_dim) * n_lanes)
+        begun[panel] = careful
+        if careful:
+            clear_sums(problem, panels + panel * size)
         lowest, highest = min(lowest, lanes[panel].lowest_first), max(highest, lanes[panel].highest_last)
     grid = lowest - lowest % block_size if highest > 0 else 0   # the same grid of blocks for every item
     while grid < highest:
@@ -172,8 +181,11 @@ cdef void attend_blocks(const Problem* problem, const Entry* entry, Py_ssize_t k
             if problem.has_bias:        # of the panel that comes next, here or in the next block
                 following = panel + 1 if panel + 1 < n_panels else 0
                 prefetch_bias(problem, entry, &lanes[following], block.start if following else block.end, n_keys)
-            attend_block(problem, entry, &lanes[panel], panels + panel * size, &block, scores, bias)
+            attend_block(problem, entry, &lanes[panel], panels + panel * size, &block, &begun[panel], scores, bias)
         grid += block_size
+    for panel in range(n_panels):
+        if not begun[panel]:
+            clear_sums(problem, panels + panel * size)
 
 
 cdef void attend_panels(const Problem* problem, const Entry* entry, Py_ssize_t kv_head, Py_ssize_t first_row,

@@ -230,14 +230,12 @@ FASTATTN_NOINLINE bool all_equal(const T* const* rows, int n_rows, std::ptrdiff_
     return true;
 }
 
-// Before the first block: no sums, no total, a maximum of -inf. State follows sums (n_features, lanes): maximum,
-// previous maximum, total.
+// Before the first block: a maximum of -inf, no total. State: maximum, previous maximum, total.
 template <typename T>
-inline void clear_panel(T* sums, std::ptrdiff_t n_features) {
-    const std::ptrdiff_t lanes = panel_lanes_of<T>, end = n_features * lanes;
-    for (std::ptrdiff_t i = 0; i < end; ++i) sums[i] = 0;
-    for (std::ptrdiff_t i = 0; i < 2 * lanes; ++i) sums[end + i] = minus_infinity<T>;
-    for (std::ptrdiff_t i = 2 * lanes; i < 3 * lanes; ++i) sums[end + i] = 0;
+inline void begin_softmax(T* state) {
+    constexpr std::ptrdiff_t lanes = panel_lanes_of<T>;
+    for (std::ptrdiff_t i = 0; i < 2 * lanes; ++i) state[i] = minus_infinity<T>;
+    for (std::ptrdiff_t i = 2 * lanes; i < 3 * lanes; ++i) state[i] = 0;
 }
 
 template <typename T>

@@ -67,7 +67,7 @@ FASTATTN_NOINLINE void score_rows(T* scores, const T* panel, const T* k, std::pt
 }
 
 // sums (ROWS, lanes) = sums * rescale + the block's own sum, which starts from zero so that rounding errors
-// grow with the number of blocks and not of keys. weights (n_keys, lanes), v (n_keys, ROWS) v_stride apart.
+// grow with the number of blocks and not of keys. A null rescale: there are no sums yet. weights (n_keys, lanes), v (n_keys, ROWS) v_stride apart.
 template <typename T, int ROWS, int VECTORS>
 FASTATTN_NOINLINE void value_rows(T* sums, const T* weights, const T* v, std::ptrdiff_t v_stride,
                                   std::ptrdiff_t n_keys, const T* rescale) {
@@ -86,11 +86,15 @@ FASTATTN_NOINLINE void value_rows(T* sums, const T* weights, const T* v, std::pt
     }
     FASTATTN_UNROLL
     for (int c = 0; c < VECTORS; ++c) {
-        const Vector<T> factor = load(rescale + c * n);
-        FASTATTN_UNROLL
-        for (int r = 0; r < ROWS; ++r) {
-            T* at = sums + r * panel_lanes_of<T> + c * n;
-            store(at, load(at) * factor + block[r][c]);
+        T* at = sums + c * n;
+        if (!rescale) {
+            FASTATTN_UNROLL
+            for (int r = 0; r < ROWS; ++r) store(at + r * panel_lanes_of<T>, block[r][c]);
+        } else {
+            const Vector<T> factor = load(rescale + c * n);
+            FASTATTN_UNROLL
+            for (int r = 0; r < ROWS; ++r)
+                store(at + r * panel_lanes_of<T>, load(at + r * panel_lanes_of<T>) * factor + block[r][c]);
         }
     }
 }

@@ -32,7 +32,7 @@ cdef extern from "softmax.hpp" nogil:
     void combine_bias[T](T* block, const T* bias, Py_ssize_t count)
     void add_slopes[T](T* bias, bint begin, Py_ssize_t n_keys, int n_lanes, const T* slopes, const T* distance)
     bint all_equal[T](const T** rows, int n_rows, Py_ssize_t n_columns, T value)
-    void clear_panel[T](T* sums, Py_ssize_t n_features)
+    void begin_softmax[T](T* state)
 
 cdef extern from "rows.hpp" nogil:
     int kind_float32, kind_float64, kind_float16, kind_bfloat16, kind_bool
