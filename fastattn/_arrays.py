@@ -13,6 +13,7 @@ Array: TypeAlias = NDArray[Any]
 FLOAT32 = np.dtype(np.float32)
 FLOAT64 = np.dtype(np.float64)
 FLOAT16 = np.dtype(np.float16)
+INT8 = np.dtype(np.int8)
 
 # Element kinds as the kernels number them.
 KINDS = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 3, "bool": 4}

@@ -9,9 +9,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from fastattn._arrays import FLOAT32, Array, accumulation_dtype, check_out
 from fastattn._call import call_over_leading
-from fastattn._checks import check_arrays, check_options
+from fastattn._checks import Checked, check_arrays, check_options
 from fastattn._dispatch import kernel
-from fastattn._options import check_flag, check_scale
+from fastattn._options import Options, check_flag, check_scale
 from fastattn._threads import get_num_threads, threads_of
 from fastattn._typing import AttentionOptions, DoubleArray, Numbers, Real, SmallFloat, Window
 
@@ -207,8 +207,17 @@ def _attend(
     """The call with options; `given` are those that `check_options` takes."""
     checked = check_arrays(q, k, v, paged=given["block_table"] is not None)
     options = check_options(checked, **given)
+    return attend_checked(checked, options, out=out, return_lse=return_lse, scale=scale, num_threads=num_threads)
+
+
+def attend_checked(
+    checked: Checked, options: Options, *, out: Any, return_lse: bool, scale: Any, num_threads: int
+) -> Array | tuple[Array, Array]:
+    """What is left of a call once arrays and options are checked: scale, results, kernel."""
     factor = check_scale(scale, checked.q.shape[-1])
     inputs = {"q": checked.q, "k": checked.k, "v": checked.v, "mask": options.mask, "bias": options.bias}
+    if options.scales is not None:
+        inputs["k_scales"], inputs["v_scales"] = options.scales
     if out is None:
         result = np.empty(checked.out_shape, checked.q.dtype)
     else:

@@ -7,9 +7,20 @@ from typing import Any, cast
 
 import numpy as np
 
-from fastattn._arrays import FLOAT16, FLOAT32, FLOAT64, Array, as_array, as_floats, as_integers, float_kind, is_half
+from fastattn._arrays import (
+    FLOAT16,
+    FLOAT32,
+    FLOAT64,
+    INT8,
+    Array,
+    as_array,
+    as_floats,
+    as_integers,
+    float_kind,
+    is_half,
+)
 from fastattn._attention import attention
-from fastattn._quantized import INT8, quantize_rows, quantized_attention
+from fastattn._quantized import quantize_rows, quantized_attention
 from fastattn._typing import AttentionOptions
 
 # Keys, or values: one array (..., K, rows, features), and for int8 codes a second one (..., K, rows) of float32 scales.

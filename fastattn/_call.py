@@ -18,6 +18,8 @@ def call_kernel(
         kernel.attention_float32(q, k, v, out, lse, scale, num_threads, options)
     elif q.dtype == FLOAT64:
         kernel.attention_float64(q, k, v, out, lse, scale, num_threads, options)
+    elif options is not None and options.scales is not None:
+        kernel.attention_int8(q, k, v, *options.scales, out, lse, scale, num_threads, options)
     else:
         function = kernel.attention_half if is_half(q.dtype) else kernel.attention_float32_half
         bfloat16 = float_kind(k.dtype) == "bfloat16"
@@ -42,11 +44,16 @@ def call_over_leading(
     lead = q.shape[:-3]
     paged = options is not None and options.pages is not None
     extra = [] if options is None else [x for x in (options.mask, options.bias) if x is not None]
+    scales = None if options is None or paged else options.scales
     arrays = [q, out, *extra] if paged else [q, k, v, out, *extra]
-    if len(lead) <= 1 or all(leading_collapses(x, 3) for x in arrays):
+    if len(lead) <= 1 or (
+        all(leading_collapses(x, 3) for x in arrays) and all(leading_collapses(x, 2) for x in scales or ())
+    ):
         if options is not None and len(lead) != 1:
             mask, bias = (None if x is None else _one_entry_axis(x, 3) for x in (options.mask, options.bias))
             options = replace(options, mask=mask, bias=bias)
+        if options is not None and scales is not None and len(lead) != 1:
+            options = replace(options, scales=(_one_entry_axis(scales[0], 2), _one_entry_axis(scales[1], 2)))
         q, k, v, out = (_one_entry_axis(x, 3) for x in (q, k, v, out))
         lse = None if lse is None else _one_entry_axis(lse, 2)
         call_kernel(q, k, v, out, lse, scale, num_threads, options)
@@ -67,6 +74,10 @@ def call_over_leading(
 def _entries_of(options: Options, outer: int, n_outer: int) -> Options:
     """The options of one index of the outermost leading axis."""
 
+    scales = options.scales
+    if scales is not None and options.pages is None:
+        scales = scales[0][outer], scales[1][outer]
+
     def part(array: Array | None) -> Array | None:
         return None if array is None else array.reshape(n_outer, len(array) // n_outer, *array.shape[1:])[outer]
 
@@ -78,4 +89,5 @@ def _entries_of(options: Options, outer: int, n_outer: int) -> Options:
         slopes=part(options.slopes),
         mask=None if options.mask is None else options.mask[outer],
         bias=None if options.bias is None else options.bias[outer],
+        scales=scales,
     )

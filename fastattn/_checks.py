@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fastattn._arrays import FLOAT32, FLOAT64, KINDS, Array, as_floats, is_half
+from fastattn._arrays import FLOAT32, FLOAT64, KINDS, Array, as_array, as_floats, is_half
 from fastattn._options import (
     Options,
     Sizes,
@@ -39,13 +39,15 @@ class Checked:
         return tuple(self.q.shape[:-3])
 
 
-def check_dtypes(q: Array, k: Array, v: Array) -> None:
+def check_dtypes(q: Array, k: Array, v: Array, given: list[Array]) -> None:
+    """Of q, k and v as they count; `given` are the same as they came."""
+    came = [f"{x.dtype} (taken as float64)" if x.dtype.kind in "biu" else str(x.dtype) for x in given]
     if k.dtype != v.dtype:
-        raise TypeError(f"k and v must have the same dtype, got {k.dtype} and {v.dtype}")
+        raise TypeError(f"k and v must have the same dtype, got {came[1]} and {came[2]}")
     if q.dtype != k.dtype and not (q.dtype == FLOAT32 and is_half(k.dtype)):
         raise TypeError(
             f"q, k and v must have the same dtype (or q float32 with float16 or bfloat16 k and v), "
-            f"got {q.dtype}, {k.dtype} and {v.dtype}"
+            f"got {came[0]}, {came[1]} and {came[2]}"
         )
 
 
@@ -60,13 +62,21 @@ def check_heads(n_heads: int, n_kv_heads: int, v_heads: int) -> None:
 
 def check_arrays(q: Any, k: Any, v: Any, *, paged: bool) -> Checked:
     """Kinds, dtypes and shapes of q, k, v; leading axes broadcast, as views."""
-    arrays = {name: as_floats(name, value) for name, value in (("q", q), ("k", k), ("v", v))}
+    given = [as_array(name, value) for name, value in (("q", q), ("k", k), ("v", v))]
+    q, k, v = (as_floats(name, array) for name, array in zip("qkv", given, strict=True))
+    if q.dtype is not k.dtype or k.dtype is not v.dtype:
+        check_dtypes(q, k, v, given)
+    return check_shapes(q, k, v, paged=paged)
+
+
+def check_shapes(q: Array, k: Array, v: Array, *, paged: bool) -> Checked:
+    """The shapes of q, k, v, whatever their dtypes; leading axes broadcast, as views."""
+    arrays = {"q": q, "k": k, "v": v}
     for name, array in arrays.items():
         least = 4 if paged and name != "q" else 2
         if array.ndim < least or (paged and name != "q" and array.ndim != 4):
             axes = "(pages, K, page, features)" if least == 4 else "(..., heads, rows, features) or (rows, features)"
             raise ValueError(f"{name} must have shape {axes}, got {array.shape}")
-    check_dtypes(arrays["q"], arrays["k"], arrays["v"])
     flat = all(array.ndim == 2 for array in arrays.values())
     q, k, v = (array[None] if array.ndim == 2 else array for array in arrays.values())
     check_heads(q.shape[-3], k.shape[-3], v.shape[-3])

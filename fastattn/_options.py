@@ -38,6 +38,7 @@ class Options:
     bias: Array | None = None
     bias_kind: int = 0
     computing_kind: int = 0
+    scales: tuple[Array, Array] | None = None
 
 
 @dataclass(slots=True)

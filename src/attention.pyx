@@ -100,3 +100,20 @@ def attention_float32_half(const float[:, :, :, :] q, const uint16_t[:, :, :, :]
     if lse is not None:
         problem.lse = describe_rows(<char*>&lse[0, 0, 0], lse.strides)
     run[float](&problem, num_threads, options, NULL)
+
+
+def attention_int8(const float[:, :, :, :] q, const int8_t[:, :, :, :] k, const int8_t[:, :, :, :] v,
+                   const float[:, :, :] k_scales, const float[:, :, :] v_scales, float[:, :, :, :] out,
+                   float[:, :, :] lse, double scale, int num_threads, options=None):
+    """As attention_float32, with keys and values as int8 codes, and one scale per key and head (B, K, S)."""
+    cdef Problem problem
+    begin(&problem, q.shape, k.shape, v.shape, scale)
+    problem.q = describe(<char*>&q[0, 0, 0, 0], q.strides, kind_float32, 4, True)
+    problem.k = describe(<char*>&k[0, 0, 0, 0], k.strides, kind_int8, 1, False)
+    problem.v = describe(<char*>&v[0, 0, 0, 0], v.strides, kind_int8, 1, False)
+    problem.k_scales = describe_rows(<char*>&k_scales[0, 0, 0], k_scales.strides)
+    problem.v_scales = describe_rows(<char*>&v_scales[0, 0, 0], v_scales.strides)
+    problem.out = describe(<char*>&out[0, 0, 0, 0], out.strides, kind_float32, 4, True)
+    if lse is not None:
+        problem.lse = describe_rows(<char*>&lse[0, 0, 0], lse.strides)
+    run[float](&problem, num_threads, options, NULL)

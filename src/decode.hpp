@@ -3,6 +3,9 @@
 //
 //   dot tile       scores[key][row] = q[row] . k[key]         (a vector holds LANES / ROWS keys of ROWS rows)
 //   weighted tile  sums[row][:]    += weights[key][row] * v[key]
+//
+// Keys and values are of the computing type or int8 codes (Element), converted as they are loaded; the codes' scales
+// go into scores and weights, one multiplication per key instead of one per feature.
 #pragma once
 
 #include "softmax.hpp"
@@ -47,10 +50,10 @@ FASTATTN_INLINE void keep_order() {
 #endif
 }
 
-template <typename T>
-FASTATTN_INLINE Vector<T> load_partial(const T* from, std::ptrdiff_t count) {
+template <typename T, typename Element>
+FASTATTN_INLINE Vector<T> load_partial(const Element* from, std::ptrdiff_t count) {
     T numbers[lanes_of<T>] = {};
-    for (std::ptrdiff_t i = 0; i < count; ++i) numbers[i] = from[i];
+    for (std::ptrdiff_t i = 0; i < count; ++i) numbers[i] = T(from[i]);
     return load(numbers);
 }
 
@@ -78,25 +81,25 @@ FASTATTN_INLINE Vector<T> sum_each(Vector<T> (&parts)[lanes_of<T>]) {
 }
 
 // One vector of scores: n_keys keys of ROWS rows, the lanes beyond them repeat the first key.
-template <typename T, int ROWS>
-FASTATTN_INLINE void dot_tile(T* scores, const T* q, const T* k, std::ptrdiff_t k_stride, std::ptrdiff_t n_keys,
-                              std::ptrdiff_t head_dim, std::ptrdiff_t ahead, const T* v, std::ptrdiff_t v_stride,
-                              std::ptrdiff_t value_dim) {
+template <typename T, int ROWS, typename Element>
+FASTATTN_INLINE void dot_tile(T* scores, const T* q, const Element* k, std::ptrdiff_t k_stride, std::ptrdiff_t n_keys,
+                              std::ptrdiff_t head_dim, std::ptrdiff_t ahead, const Element* v,
+                              std::ptrdiff_t v_stride, std::ptrdiff_t value_dim) {
     constexpr int n = lanes_of<T>, keys = n / ROWS;
     const std::ptrdiff_t width = (head_dim + n - 1) / n * n, whole = head_dim / n * n;
     Vector<T> parts[n] = {};
     FASTATTN_UNROLL
     for (int key = 0; key < keys; ++key) {
-        const T* row = k + (key < n_keys ? key : 0) * k_stride;
+        const Element* row = k + (key < n_keys ? key : 0) * k_stride;
         if (key < n_keys) prefetch_rows(v + key * v_stride, v_stride, 1, value_dim);
         for (std::ptrdiff_t d = 0; d < whole; d += n) {
-            if (d * std::ptrdiff_t(sizeof(T)) % 64 == 0) prefetch((const char*)(row + d) + ahead);
-            const Vector<T> x = load(row + d);
+            if (d * std::ptrdiff_t(sizeof(Element)) % 64 == 0) prefetch((const char*)(row + d) + ahead);
+            const Vector<T> x = load_as<T>(row + d);
             FASTATTN_UNROLL
             for (int r = 0; r < ROWS; ++r) parts[key * ROWS + r] = parts[key * ROWS + r] + x * load(q + r * width + d);
         }
         if (whole < head_dim) {
-            const Vector<T> x = load_partial(row + whole, head_dim - whole);
+            const Vector<T> x = load_partial<T>(row + whole, head_dim - whole);
             FASTATTN_UNROLL
             for (int r = 0; r < ROWS; ++r)
                 parts[key * ROWS + r] = parts[key * ROWS + r] + x * load(q + r * width + whole);
@@ -106,10 +109,10 @@ FASTATTN_INLINE void dot_tile(T* scores, const T* q, const T* k, std::ptrdiff_t 
     store(scores, sum_each<T>(parts));
 }
 
-template <typename T, int ROWS>
-FASTATTN_NOINLINE void dot_rows(T* scores, const T* q, const T* k, std::ptrdiff_t k_stride, std::ptrdiff_t n_keys,
-                                std::ptrdiff_t head_dim, std::ptrdiff_t ahead, const T* v, std::ptrdiff_t v_stride,
-                                std::ptrdiff_t value_dim) {
+template <typename T, int ROWS, typename Element>
+FASTATTN_NOINLINE void dot_rows(T* scores, const T* q, const Element* k, std::ptrdiff_t k_stride,
+                                std::ptrdiff_t n_keys, std::ptrdiff_t head_dim, std::ptrdiff_t ahead,
+                                const Element* v, std::ptrdiff_t v_stride, std::ptrdiff_t value_dim) {
     constexpr int keys = lanes_of<T> / ROWS;
     for (std::ptrdiff_t key = 0; key < n_keys; key += keys)
         dot_tile<T, ROWS>(scores + key * ROWS, q, k + key * k_stride, k_stride, n_keys - key, head_dim, ahead,
@@ -117,16 +120,16 @@ FASTATTN_NOINLINE void dot_rows(T* scores, const T* q, const T* k, std::ptrdiff_
 }
 
 // HELD of the rows: sums (HELD, VECTORS registers) = sums * rescale[row] + weights^T @ v. weights (n_keys, ROWS).
-template <typename T, int ROWS, int HELD, int VECTORS>
-FASTATTN_INLINE void weighted_tile(T* sums, std::ptrdiff_t sums_stride, const T* weights, const T* v,
+template <typename T, int ROWS, int HELD, int VECTORS, typename Element>
+FASTATTN_INLINE void weighted_tile(T* sums, std::ptrdiff_t sums_stride, const T* weights, const Element* v,
                                    std::ptrdiff_t v_stride, std::ptrdiff_t n_keys, const T* rescale) {
     constexpr int n = lanes_of<T>;
     Vector<T> block[HELD][VECTORS] = {};
     for (std::ptrdiff_t key = 0; key < n_keys; ++key) {
-        const T* row = v + key * v_stride;
+        const Element* row = v + key * v_stride;
         Vector<T> value[VECTORS];
         FASTATTN_UNROLL
-        for (int c = 0; c < VECTORS; ++c) value[c] = load(row + c * n);
+        for (int c = 0; c < VECTORS; ++c) value[c] = load_as<T>(row + c * n);
         FASTATTN_UNROLL
         for (int r = 0; r < HELD; ++r) {
             const Vector<T> weight = broadcast(weights[key * ROWS + r]);
@@ -145,8 +148,8 @@ FASTATTN_INLINE void weighted_tile(T* sums, std::ptrdiff_t sums_stride, const T*
     }
 }
 
-template <typename T, int ROWS>
-FASTATTN_NOINLINE void weighted_rows(T* sums, const T* weights, const T* v, std::ptrdiff_t v_stride,
+template <typename T, int ROWS, typename Element>
+FASTATTN_NOINLINE void weighted_rows(T* sums, const T* weights, const Element* v, std::ptrdiff_t v_stride,
                                      std::ptrdiff_t n_keys, std::ptrdiff_t n_features, const T* rescale) {
     constexpr int n = lanes_of<T>, held = ROWS < 4 ? ROWS : 4, most = 8 / held;
     std::ptrdiff_t feature = 0;
@@ -162,9 +165,24 @@ FASTATTN_NOINLINE void weighted_rows(T* sums, const T* weights, const T* v, std:
         for (int r = 0; r < ROWS; ++r) {
             T sum = 0;
             for (std::ptrdiff_t key = 0; key < n_keys; ++key)
-                sum += weights[key * ROWS + r] * v[key * v_stride + feature];
+                sum += weights[key * ROWS + r] * T(v[key * v_stride + feature]);
             sums[r * n_features + feature] = sums[r * n_features + feature] * rescale[r] + sum;
         }
+    }
+}
+
+// scores (n_keys padded to whole vectors, ROWS) *= scales (n_keys, padded alike). With WEIGHTS those that are 0 stay 0,
+// so that an excluded key's scale may be anything.
+template <typename T, int ROWS, bool WEIGHTS>
+FASTATTN_NOINLINE void multiply_rows(T* scores, const T* scales, std::ptrdiff_t n_keys) {
+    constexpr int n = lanes_of<T>, keys = n / ROWS;
+    const Vector<T> zero = broadcast<T>(T(0));
+    for (std::ptrdiff_t key = 0; key < n_keys; key += keys) {
+        T spread[n];
+        FASTATTN_UNROLL
+        for (int lane = 0; lane < n; ++lane) spread[lane] = scales[key + lane / ROWS];
+        const Vector<T> score = load(scores + key * ROWS), scaled = score * load(spread);
+        store(scores + key * ROWS, WEIGHTS ? select<T>(score == zero, zero, scaled) : scaled);
     }
 }
 
@@ -215,9 +233,9 @@ FASTATTN_NOINLINE void decode_softmax_rows(T unit, T* scores, std::ptrdiff_t n_k
         default: if constexpr (decode_rows_of<T> >= 8) CALL(8);       \
     }
 
-template <typename T>
-inline void decode_scores(int rows, T* scores, const T* q, const T* k, std::ptrdiff_t k_stride,
-                          std::ptrdiff_t n_keys, std::ptrdiff_t head_dim, std::ptrdiff_t ahead, const T* v,
+template <typename T, typename Element>
+inline void decode_scores(int rows, T* scores, const T* q, const Element* k, std::ptrdiff_t k_stride,
+                          std::ptrdiff_t n_keys, std::ptrdiff_t head_dim, std::ptrdiff_t ahead, const Element* v,
                           std::ptrdiff_t v_stride, std::ptrdiff_t value_dim) {
 #define CALL(ROWS) dot_rows<T, ROWS>(scores, q, k, k_stride, n_keys, head_dim, ahead, v, v_stride, value_dim)
     FASTATTN_FOR_ROWS(CALL)
@@ -232,7 +250,21 @@ inline void decode_softmax(int rows, T unit, T* scores, std::ptrdiff_t n_keys, T
 }
 
 template <typename T>
-inline void decode_values(int rows, T* sums, const T* weights, const T* v, std::ptrdiff_t v_stride,
+inline void multiply_scores(int rows, T* scores, const T* scales, std::ptrdiff_t n_keys) {
+#define CALL(ROWS) multiply_rows<T, ROWS, false>(scores, scales, n_keys)
+    FASTATTN_FOR_ROWS(CALL)
+#undef CALL
+}
+
+template <typename T>
+inline void multiply_weights(int rows, T* weights, const T* scales, std::ptrdiff_t n_keys) {
+#define CALL(ROWS) multiply_rows<T, ROWS, true>(weights, scales, n_keys)
+    FASTATTN_FOR_ROWS(CALL)
+#undef CALL
+}
+
+template <typename T, typename Element>
+inline void decode_values(int rows, T* sums, const T* weights, const Element* v, std::ptrdiff_t v_stride,
                           std::ptrdiff_t n_keys, std::ptrdiff_t n_features, const T* rescale) {
 #define CALL(ROWS) weighted_rows<T, ROWS>(sums, weights, v, v_stride, n_keys, n_features, rescale)
     FASTATTN_FOR_ROWS(CALL)

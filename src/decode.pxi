@@ -31,7 +31,7 @@ cdef size_t decode_scratch(const Problem* problem, const real* kind) noexcept no
     cdef size_t rows = decode_rows(kind), lanes = vector_lanes(kind)
     cdef size_t block = decode_block * rows + lanes
     cdef size_t numbers = (rows * (problem.head_dim + lanes) + 2 * state_size(problem, kind) + 4 * lanes + block
-                           + decode_block * (problem.head_dim + problem.value_dim))
+                           + 2 * (decode_block + lanes) + decode_block * (problem.head_dim + problem.value_dim))
     if problem.has_bias:
         numbers += 2 * block + decode_block * rows
     return numbers
@@ -95,6 +95,27 @@ cdef void exclude_keys(const Decoding* decoding, real* scores, Py_ssize_t start,
                 scores[key * decoding.rows + row] = -INFINITY
 
 
+cdef inline bint is_quantized_in_place(const Problem* problem) noexcept nogil:
+    """Whether keys and values are int8 codes that the tiles can read where they lie."""
+    return problem.k.kind == kind_int8 and problem.k.column == 1 and problem.v.column == 1
+
+
+cdef void fetch_codes(const Problem* problem, const Entry* entry, Py_ssize_t kv_head, Block* block,
+                      real* scales) noexcept nogil:
+    """The block's int8 keys and values in place, and their scales in scales (2, decode_block + a vector)."""
+    cdef Py_ssize_t n_keys = block.end - block.start, n = vector_lanes(scales), lane
+    cdef real* value_scales = scales + decode_block + n
+    block.k, block.k_stride = key_row(problem, &problem.k, entry, kv_head, block.start), problem.k.row
+    block.v, block.v_stride = key_row(problem, &problem.v, entry, kv_head, block.start), problem.v.row
+    load_row(scales, key_row(problem, &problem.k_scales, entry, kv_head, block.start), problem.k_scales.row, n_keys,
+             kind_float32)
+    load_row(value_scales, key_row(problem, &problem.v_scales, entry, kv_head, block.start), problem.v_scales.row,
+             n_keys, kind_float32)
+    for lane in range(n):
+        scales[n_keys + lane] = value_scales[n_keys + lane] = 0
+    block.k_scales, block.v_scales = scales, value_scales
+
+
 cdef void decode_keys(const Problem* problem, const Entry* entry, const Decoding* decoding, const real* q,
                       const Block* block, real* state, real* scores, real* rescale, real* bias) noexcept nogil:
     """One block of keys: scores, softmax, weighted sum."""
@@ -110,8 +131,14 @@ cdef void decode_keys(const Problem* problem, const Entry* entry, const Decoding
                              bias + 2 * padded)
         if content == block_hidden:
             return
-    decode_scores(rows, scores, q, <const real*>block.k, block.k_stride, n_keys, problem.head_dim, problem.ahead,
-                  <const real*>block.v, block.v_stride, problem.value_dim)
+    if block.k_scales != NULL:
+        if real is float:           # codes go with no other computing type
+            decode_scores(rows, scores, q, <const int8_t*>block.k, block.k_stride, n_keys, problem.head_dim,
+                          problem.ahead, <const int8_t*>block.v, block.v_stride, problem.value_dim)
+            multiply_scores(rows, scores, <const real*>block.k_scales, n_keys)
+    else:
+        decode_scores(rows, scores, q, <const real*>block.k, block.k_stride, n_keys, problem.head_dim, problem.ahead,
+                      <const real*>block.v, block.v_stride, problem.value_dim)
     apply_bias(problem, content, <const real*>bias, padded, scores, <real*>NULL)
     if content == block_masked:
         exclude_masked(scores, bias, padded)
@@ -122,7 +149,12 @@ cdef void decode_keys(const Problem* problem, const Entry* entry, const Decoding
     decode_softmax(rows, <real>problem.unit, scores, n_keys, maximum, maximum + rows, rescale)
     if block.careful:
         scale_weights(scores, n_keys * rows, <real>guard)
-    if (not block.careful or (all_visible and content == block_open)
+    if block.v_scales != NULL:      # codes are finite, and what is excluded has a weight of 0
+        if real is float:
+            multiply_weights(rows, scores, <const real*>block.v_scales, n_keys)
+            decode_values(rows, state, scores, <const int8_t*>block.v, block.v_stride, n_keys, problem.value_dim,
+                          rescale)
+    elif (not block.careful or (all_visible and content == block_open)
             or all_finite(<const real*>block.v, block.v_stride, n_keys, problem.value_dim)):
         decode_values(rows, state, scores, <const real*>block.v, block.v_stride, n_keys, problem.value_dim, rescale)
     else:
@@ -138,21 +170,26 @@ cdef void decode_chunk(const Problem* problem, const Entry* entry, Py_ssize_t kv
     cdef Py_ssize_t n = vector_lanes(q)
     cdef real* rescale = scratch
     cdef real* scores = rescale + n
-    cdef real* key_rows = scores + decode_block * decode_rows(q) + n
+    cdef real* scales = scores + decode_block * decode_rows(q) + n
+    cdef real* key_rows = scales + 2 * (decode_block + n)
     cdef real* value_rows = key_rows + decode_block * problem.head_dim
     cdef real* bias = value_rows + decode_block * problem.value_dim
+    cdef bint quantized = is_quantized_in_place(problem)
     cdef Block block
     clear_state(problem, state, decoding.rows)
-    block.careful = careful
+    block.careful, block.k_scales, block.v_scales = careful, NULL, NULL
     while start < end:
         block.start, block.end = start, min(end, start - start % decode_block + decode_block)
-        if problem.pages != NULL and problem.k.direct and problem.v.direct:     # up to the page's end: in place
-            block.end = min(block.end, start - start % problem.page_size + problem.page_size)
+        if problem.pages != NULL and (quantized or (problem.k.direct and problem.v.direct)):
+            block.end = min(block.end, start - start % problem.page_size + problem.page_size)  # in place
         n_keys = block.end - start
-        block.k = fetch_rows(problem, &problem.k, entry, kv_head, start, n_keys, problem.head_dim, True, key_rows,
-                             &block.k_stride)
-        block.v = fetch_rows(problem, &problem.v, entry, kv_head, start, n_keys, problem.value_dim, True, value_rows,
-                             &block.v_stride)
+        if quantized:
+            fetch_codes(problem, entry, kv_head, &block, scales)
+        else:
+            block.k = fetch_rows(problem, &problem.k, &problem.k_scales, entry, kv_head, start, n_keys,
+                                 problem.head_dim, True, key_rows, &block.k_stride)
+            block.v = fetch_rows(problem, &problem.v, &problem.v_scales, entry, kv_head, start, n_keys,
+                                 problem.value_dim, True, value_rows, &block.v_stride)
         decode_keys(problem, entry, decoding, q, &block, state, scores, rescale, bias)
         start = block.end
 

@@ -69,6 +69,8 @@ cdef struct Block:                  # keys [start, end) and their rows, fetched
     Py_ssize_t start, end, k_stride, v_stride
     const void* k
     const void* v
+    const void* k_scales            # decoding int8 codes in place: one per key, padded to whole vectors; else NULL
+    const void* v_scales
     bint careful                    # take care of excluded values and of sums beyond the type's range
     int finite                      # whether all values are finite: 1, 0, or -1 for not looked yet
     bint fetched                    # a panel has been through: the values are in a cache
@@ -170,12 +172,12 @@ cdef void attend_blocks(const Problem* problem, const Entry* entry, Py_ssize_t k
     while grid < highest:
         block.start, block.end, block.finite = max(grid, lowest), min(grid + block_size, highest), -1
         n_keys = block.end - block.start
-        block.k = fetch_rows(problem, &problem.k, entry, kv_head, block.start, n_keys, problem.head_dim,
-                             n_panels == 1 or not is_spread(&problem.k, problem.head_dim, scratch), key_rows,
-                             &block.k_stride)
-        block.v = fetch_rows(problem, &problem.v, entry, kv_head, block.start, n_keys, problem.value_dim,
-                             n_panels == 1 or not is_spread(&problem.v, problem.value_dim, scratch), value_rows,
-                             &block.v_stride)
+        block.k = fetch_rows(problem, &problem.k, &problem.k_scales, entry, kv_head, block.start, n_keys,
+                             problem.head_dim, n_panels == 1 or not is_spread(&problem.k, problem.head_dim, scratch),
+                             key_rows, &block.k_stride)
+        block.v = fetch_rows(problem, &problem.v, &problem.v_scales, entry, kv_head, block.start, n_keys,
+                             problem.value_dim, n_panels == 1 or not is_spread(&problem.v, problem.value_dim, scratch),
+                             value_rows, &block.v_stride)
         block.fetched = block.v == value_rows
         for panel in range(n_panels):
             if problem.has_bias:        # of the panel that comes next, here or in the next block

@@ -18,6 +18,7 @@ cdef struct Tensor:
 
 cdef struct Problem:
     Tensor q, k, v, out             # (entries, H or K, N or S, D or E)
+    Tensor k_scales, v_scales       # (entries, K, S), of int8 keys and values; else absent
     Tensor mask, bias               # (entries, H, N, S), stride 0 where broadcast
     Tensor lse                      # (entries, H, N)
     Py_ssize_t n_entries, n_heads, n_kv_heads, group
@@ -88,37 +89,58 @@ cdef inline char* row_of(const Tensor* tensor, Py_ssize_t entry, Py_ssize_t head
     return tensor.data + entry * tensor.entry + head * tensor.head + row * tensor.row
 
 
+cdef inline char* key_row(const Problem* problem, const Tensor* tensor, const Entry* entry, Py_ssize_t kv_head,
+                          Py_ssize_t key) noexcept nogil:
+    """Where the row of an entry's key lies, of keys, values or scales, with pages or without."""
+    cdef int64_t page
+    if problem.pages == NULL:
+        return row_of(tensor, entry.index, kv_head, entry.first_key + key)
+    page = problem.pages[entry.index * problem.pages_per_entry + key // problem.page_size]
+    return row_of(tensor, page, kv_head, key % problem.page_size)
+
+
+cdef void dequantize_rows(const Problem* problem, const Tensor* tensor, const Tensor* scales, const Entry* entry,
+                          Py_ssize_t kv_head, Py_ssize_t first, Py_ssize_t count, Py_ssize_t width,
+                          real* rows) noexcept nogil:
+    """rows (count, width) = int8 keys or values [first, first + count), times their scales."""
+    cdef Py_ssize_t key
+    cdef real scale
+    for key in range(first, first + count):
+        load_row(&scale, key_row(problem, scales, entry, kv_head, key), 0, 1, kind_float32)
+        dequantize_row(rows + (key - first) * width, key_row(problem, tensor, entry, kv_head, key), tensor.column,
+                       width, scale)
+
+
 cdef inline bint is_spread(const Tensor* tensor, Py_ssize_t width, const real* kind) noexcept nogil:
     """Whether rows lie far apart, as in a view of (B, N, H, D): then they fall into few sets of a cache and each into
     a page of its own, and a block of them that is read several times is better copied together."""
     return tensor.row >= 1024 and tensor.row > width * <Py_ssize_t>sizeof(real)
 
 
-cdef const real* fetch_rows(const Problem* problem, const Tensor* tensor, const Entry* entry, Py_ssize_t kv_head,
-                            Py_ssize_t first, Py_ssize_t count, Py_ssize_t width, bint in_place, real* scratch,
-                            Py_ssize_t* stride) noexcept nogil:
+cdef const real* fetch_rows(const Problem* problem, const Tensor* tensor, const Tensor* scales, const Entry* entry,
+                            Py_ssize_t kv_head, Py_ssize_t first, Py_ssize_t count, Py_ssize_t width, bint in_place,
+                            real* scratch, Py_ssize_t* stride) noexcept nogil:
     """Keys or values [first, first + count) as rows of the computing type, `stride` elements apart: in place when
     wanted and the caller's array allows it, else converted into scratch (count, width)."""
-    cdef Py_ssize_t key, page
+    cdef Py_ssize_t key
     cdef char* start
-    if problem.pages == NULL:
-        start = row_of(tensor, entry.index, kv_head, entry.first_key + first)
+    if tensor.kind == kind_int8:
+        dequantize_rows(problem, tensor, scales, entry, kv_head, first, count, width, scratch)
+    elif problem.pages == NULL:
+        start = key_row(problem, tensor, entry, kv_head, first)
         if tensor.direct and in_place:
             stride[0] = tensor.row // <Py_ssize_t>sizeof(real)
             return <const real*>start
         for key in range(count):
             load_row(scratch + key * width, start + key * tensor.row, tensor.column, width, tensor.kind)
     else:
-        page = -1
-        start = NULL
+        start = key_row(problem, tensor, entry, kv_head, first)
         if tensor.direct and first // problem.page_size == (first + count - 1) // problem.page_size:
-            page = problem.pages[entry.index * problem.pages_per_entry + first // problem.page_size]
             stride[0] = tensor.row // <Py_ssize_t>sizeof(real)
-            return <const real*>row_of(tensor, page, kv_head, first % problem.page_size)
+            return <const real*>start
         for key in range(first, first + count):
-            if start == NULL or key % problem.page_size == 0:
-                page = problem.pages[entry.index * problem.pages_per_entry + key // problem.page_size]
-                start = row_of(tensor, page, kv_head, key % problem.page_size)
+            if key % problem.page_size == 0:
+                start = key_row(problem, tensor, entry, kv_head, key)
             load_row(scratch + (key - first) * width, start, tensor.column, width, tensor.kind)
             start += tensor.row
     stride[0] = width

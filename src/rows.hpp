@@ -7,7 +7,14 @@
 
 namespace {
 
-enum ElementKind : int { kind_float32 = 0, kind_float64 = 1, kind_float16 = 2, kind_bfloat16 = 3, kind_bool = 4 };
+enum ElementKind : int {
+    kind_float32 = 0,
+    kind_float64 = 1,
+    kind_float16 = 2,
+    kind_bfloat16 = 3,
+    kind_bool = 4,
+    kind_int8 = 5
+};
 
 template <typename T>
 constexpr int kind_of = sizeof(T) == 4 ? kind_float32 : kind_float64;
@@ -127,6 +134,13 @@ FASTATTN_NOINLINE void load_row(T* __restrict to, const char* __restrict from, s
             convert_row<T, std::uint16_t>(to, from, stride, count,
                                           [](std::uint16_t x) { return T(float_from_half(x)); });
     }
+}
+
+// to[0..count) = scale * the int8 codes at `from`, `stride` bytes apart.
+template <typename T>
+FASTATTN_NOINLINE void dequantize_row(T* __restrict to, const char* __restrict from, std::ptrdiff_t stride,
+                                      std::ptrdiff_t count, T scale) {
+    convert_row<T, std::int8_t>(to, from, stride, count, [scale](std::int8_t code) { return T(code) * scale; });
 }
 
 template <typename To, typename T, typename Convert>

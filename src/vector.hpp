@@ -11,7 +11,7 @@
 
 #include "isa.hpp"
 
-#if FASTATTN_VECTOR_BYTES > 16
+#if FASTATTN_VECTOR_BYTES > 16 || defined(__SSE2__)
 #include <immintrin.h>
 #endif
 
@@ -183,14 +183,25 @@ FASTATTN_INLINE void store(T* to, Vector<T> x) {
 template <typename T>
 FASTATTN_INLINE IntegerVector<T> widen(const std::int8_t* from) {
 #if FASTATTN_VECTOR_BYTES == 64
-    if constexpr (sizeof(T) == 4) return (IntegerVector<T>)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)from));
-    return (IntegerVector<T>)_mm512_cvtepi8_epi64(_mm_loadl_epi64((const __m128i*)from));
+    // Masked by all ones: gcc 12 warns of an uninitialised register in the forms without a mask.
+    if constexpr (sizeof(T) == 4)
+        return (IntegerVector<T>)_mm512_maskz_cvtepi8_epi32(0xffff, _mm_loadu_si128((const __m128i*)from));
+    return (IntegerVector<T>)_mm512_maskz_cvtepi8_epi64(0xff, _mm_loadl_epi64((const __m128i*)from));
 #elif FASTATTN_VECTOR_BYTES == 32
     if constexpr (sizeof(T) == 4) return (IntegerVector<T>)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)from));
     int bytes;
     std::memcpy(&bytes, from, sizeof bytes);
     return (IntegerVector<T>)_mm256_cvtepi8_epi64(_mm_cvtsi32_si128(bytes));
 #else
+#if defined(__SSE2__)
+    if constexpr (sizeof(T) == 4) {
+        int bytes;
+        std::memcpy(&bytes, from, sizeof bytes);
+        __m128i x = _mm_cvtsi32_si128(bytes);
+        x = _mm_unpacklo_epi8(x, x);    // each byte four times; the shift spreads the sign of the highest
+        return (IntegerVector<T>)_mm_srai_epi32(_mm_unpacklo_epi16(x, x), 24);
+    }
+#endif
     IntegerVector<T> integers;
     for (int i = 0; i < lanes_of<T>; ++i) integers[i] = from[i];
     return integers;
@@ -237,6 +248,23 @@ FASTATTN_INLINE Vector<T> opaque(Vector<T> x) {
     __asm__("" : "+w"(x));
 #endif
     return x;
+}
+
+// LANES elements, converted to T as they are loaded.
+template <typename T>
+FASTATTN_INLINE Vector<T> load_as(const T* from) {
+    return load(from);
+}
+
+template <typename T>
+FASTATTN_INLINE Vector<T> load_as(const std::int8_t* from) {
+#if FASTATTN_VECTOR_EXTENSION
+    return __builtin_convertvector(widen<T>(from), Vector<T>);
+#else
+    T numbers[lanes_of<T>];
+    for (int lane = 0; lane < lanes_of<T>; ++lane) numbers[lane] = T(from[lane]);
+    return load(numbers);
+#endif
 }
 
 // ---- transposition of a LANES x LANES square held in LANES registers: log2(LANES) stages of two-source

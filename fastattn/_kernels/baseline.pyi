@@ -68,3 +68,15 @@ def attention_float32_half(
     bfloat16: bool,
     options: CallOptions | None = None,
 ) -> None: ...
+def attention_int8(
+    q: NDArray[np.float32],
+    k: NDArray[np.int8],
+    v: NDArray[np.int8],
+    k_scales: NDArray[np.float32],
+    v_scales: NDArray[np.float32],
+    out: NDArray[np.float32],
+    lse: NDArray[np.float32] | None,
+    scale: float,
+    num_threads: int,
+    options: CallOptions | None = None,
+) -> None: ...
