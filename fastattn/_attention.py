@@ -12,8 +12,9 @@ from fastattn._call import call_over_leading
 from fastattn._checks import Checked, check_arrays, check_options
 from fastattn._dispatch import kernel
 from fastattn._options import Options, check_flag, check_scale
+from fastattn._progress import check_progress
 from fastattn._threads import get_num_threads, threads_of
-from fastattn._typing import AttentionOptions, DoubleArray, Numbers, Real, SmallFloat, Window
+from fastattn._typing import AttentionOptions, DoubleArray, Numbers, Real, Report, SmallFloat, Window
 
 
 @overload
@@ -85,6 +86,7 @@ def attention(
     out: Array | None = None,
     return_lse: bool = False,
     num_threads: SupportsIndex | None = None,
+    progress: Report | None = None,
 ) -> Array | tuple[Array, Array]:
     """Exact scaled dot-product attention, ``softmax(scale * q @ k.T) @ v`` per head.
 
@@ -135,6 +137,9 @@ def attention(
         Also return the log-sum-exp of each row.
     num_threads : int, optional
         At most so many threads. Default `get_num_threads`. The result does not depend on it.
+    progress : callable, optional
+        Called by the calling thread as ``progress(done)`` with the fraction of the work that is done, at most ten
+        times a second and never with less than before; last with 1.0, when the result is there.
 
     Returns
     -------
@@ -150,6 +155,10 @@ def attention(
         For a kind or dtype that is not allowed.
     ValueError
         For a shape or value that is not allowed. Nothing is written to out when a call raises.
+    MemoryError
+        If there is no memory for the result or the scratch. Nothing is written to out.
+    KeyboardInterrupt, or what else a signal's handler or progress raises
+        The call stops within a fraction of a second. Some rows of out are then done and some as before.
 
     Examples
     --------
@@ -167,6 +176,7 @@ def attention(
         and scale is softcap is None
         and out is None
         and num_threads is None
+        and progress is None
         and causal is return_lse is False
     ):  # the common call pays for nothing else
         result: Array | None = kernel.attention_common(q, k, v, np.empty, FLOAT32, get_num_threads)
@@ -180,6 +190,7 @@ def attention(
         return_lse=check_flag("return_lse", return_lse),
         scale=scale,
         num_threads=threads_of(num_threads),
+        progress=progress,
         mask=mask,
         bias=bias,
         causal=check_flag("causal", causal),
@@ -202,18 +213,29 @@ def _attend(
     return_lse: bool,
     scale: Real | None,
     num_threads: int,
+    progress: Report | None,
     **given: Any,
 ) -> Array | tuple[Array, Array]:
     """The call with options; `given` are those that `check_options` takes."""
     checked = check_arrays(q, k, v, paged=given["block_table"] is not None)
     options = check_options(checked, **given)
-    return attend_checked(checked, options, out=out, return_lse=return_lse, scale=scale, num_threads=num_threads)
+    return attend_checked(
+        checked, options, out=out, return_lse=return_lse, scale=scale, num_threads=num_threads, progress=progress
+    )
 
 
 def attend_checked(
-    checked: Checked, options: Options, *, out: Any, return_lse: bool, scale: Any, num_threads: int
+    checked: Checked,
+    options: Options,
+    *,
+    out: Any,
+    return_lse: bool,
+    scale: Any,
+    num_threads: int,
+    progress: Report | None,
 ) -> Array | tuple[Array, Array]:
-    """What is left of a call once arrays and options are checked: scale, results, kernel."""
+    """What is left of a call once arrays and options are checked: scale, progress, results, kernel."""
+    options.progress = check_progress(progress)
     factor = check_scale(scale, checked.q.shape[-1])
     inputs = {"q": checked.q, "k": checked.k, "v": checked.v, "mask": options.mask, "bias": options.bias}
     if options.scales is not None:
@@ -234,4 +256,6 @@ def attend_checked(
         num_threads,
         options,
     )
+    if progress is not None:
+        progress(1.0)
     return result if lse is None else (result, lse)

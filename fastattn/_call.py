@@ -8,6 +8,7 @@ from dataclasses import replace
 from fastattn._arrays import FLOAT32, FLOAT64, Array, bits_view, float_kind, is_half, leading_collapses
 from fastattn._dispatch import kernel
 from fastattn._options import Options
+from fastattn._progress import part_of, reported
 
 
 def call_kernel(
@@ -58,7 +59,7 @@ def call_over_leading(
         lse = None if lse is None else _one_entry_axis(lse, 2)
         call_kernel(q, k, v, out, lse, scale, num_threads, options)
         return
-    for outer in range(lead[0]):
+    for outer in reported(range(lead[0]), None if options is None else options.progress):
         call_over_leading(
             q[outer],
             k if paged else k[outer],
@@ -87,6 +88,7 @@ def _entries_of(options: Options, outer: int, n_outer: int) -> Options:
         offsets=part(options.offsets),
         pages=part(options.pages),
         slopes=part(options.slopes),
+        progress=part_of(options.progress, outer, n_outer),
         mask=None if options.mask is None else options.mask[outer],
         bias=None if options.bias is None else options.bias[outer],
         scales=scales,

@@ -23,6 +23,7 @@ N queries, S keys, D features of a query or key, E features of a value.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from typing import Any, overload
 
@@ -32,7 +33,8 @@ from numpy.typing import ArrayLike, NDArray
 from fastattn._arrays import Array, accumulation_dtype
 from fastattn._checks import check_arrays
 from fastattn._options import check_flag, check_real
-from fastattn._typing import DoubleArray, Numbers, Real, SmallFloat
+from fastattn._progress import check_progress, part_of, reported
+from fastattn._typing import DoubleArray, Numbers, Real, Report, SmallFloat
 
 # Rows of one chunk. They depend on nothing but the problem's own sizes, so that an entry's result does not
 # depend on the entries that share its call.
@@ -41,21 +43,51 @@ _KEY_ROWS = 1024
 _CAUSAL_ROWS = 128
 # Numbers in one scratch array: 4 MiB of float32. Matrix products on smaller pieces ran 20 % slower.
 SCRATCH_SIZE = 1 << 20
+# Multiplications between two looks for a signal: 0.1 seconds of one thread.
+LONGEST_PRODUCT = 1 << 32
 
 
 @overload
 def linear_attention(  # type: ignore[overload-overlap]
-    q: NDArray[SmallFloat], k: ArrayLike, v: ArrayLike, *, causal: bool = ..., scale: Real = ...
+    q: NDArray[SmallFloat],
+    k: ArrayLike,
+    v: ArrayLike,
+    *,
+    causal: bool = ...,
+    scale: Real = ...,
+    progress: Report | None = ...,
 ) -> NDArray[SmallFloat]: ...
 @overload
 def linear_attention(
-    q: DoubleArray | Numbers, k: ArrayLike, v: ArrayLike, *, causal: bool = ..., scale: Real = ...
+    q: DoubleArray | Numbers,
+    k: ArrayLike,
+    v: ArrayLike,
+    *,
+    causal: bool = ...,
+    scale: Real = ...,
+    progress: Report | None = ...,
 ) -> NDArray[np.float64]: ...
 @overload
-def linear_attention(q: ArrayLike, k: ArrayLike, v: ArrayLike, *, causal: bool = ..., scale: Real = ...) -> Array: ...
+def linear_attention(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    *,
+    causal: bool = ...,
+    scale: Real = ...,
+    progress: Report | None = ...,
+) -> Array: ...
 
 
-def linear_attention(q: ArrayLike, k: ArrayLike, v: ArrayLike, *, causal: bool = False, scale: Real = 1.0) -> Array:
+def linear_attention(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    *,
+    causal: bool = False,
+    scale: Real = 1.0,
+    progress: Report | None = None,
+) -> Array:
     """Attention without softmax: ``scale * (Q K^T) V``, in time linear in the sequence length.
 
     Parameters
@@ -71,6 +103,8 @@ def linear_attention(q: ArrayLike, k: ArrayLike, v: ArrayLike, *, causal: bool =
         Query ``i`` sees key ``j`` only if ``j <= i + S - N``: the last query sees every key.
     scale : float, default 1.0
         Factor of the scores, any finite number. Beyond the accumulation type's range it is clamped to it.
+    progress : callable, optional
+        As for `attention`.
 
     Returns
     -------
@@ -110,6 +144,7 @@ def linear_attention(q: ArrayLike, k: ArrayLike, v: ArrayLike, *, causal: bool =
     if k.dtype != dtype:
         raise TypeError(f"q, k and v must have the same dtype, got {dtype}, {k.dtype} and {v.dtype}")
     causal = check_flag("causal", causal)
+    report = check_progress(progress)
     accumulation = accumulation_dtype(dtype)
     limit = float(np.finfo(accumulation).max)
     factor = max(-limit, min(limit, check_real("scale", scale)))
@@ -125,13 +160,17 @@ def linear_attention(q: ArrayLike, k: ArrayLike, v: ArrayLike, *, causal: bool =
     rows, columns = min(n_queries, _QUERY_ROWS), min(n_keys, _KEY_ROWS)
     scratch = group * rows * (head_dim + value_dim + columns) + (columns + head_dim) * (head_dim + value_dim)
     with np.errstate(all="ignore"):
-        for box in boxes(shared, SCRATCH_SIZE // max(scratch, 1)):
-            if attend_linearly(queries[box], keys[box], values[box], results[box], accumulation, causal, factor):
+        cut = boxes(shared, scratch, group * rows * columns * (head_dim + value_dim))
+        for index, box in enumerate(cut):
+            how = accumulation, causal, factor, part_of(report, index, len(cut))
+            if attend_linearly(queries[box], keys[box], values[box], results[box], *how):
                 continue
             for head in entries(keys[box].shape[:-3]):
                 query, key, value, result = (array[box][head] for array in (queries, keys, values, results))
-                if not attend_linearly(query, key, value, result, accumulation, causal, factor):
-                    attend_linearly(query, key, value, result, accumulation, causal, factor, keep_states=False)
+                if not attend_linearly(query, key, value, result, *how):
+                    attend_linearly(query, key, value, result, *how, keep_states=False)
+    if progress is not None:
+        progress(1.0)
     return out
 
 
@@ -143,6 +182,7 @@ def attend_linearly(
     dtype: np.dtype[Any],
     causal: bool,
     scale: float,
+    report: Report | None,
     *,
     keep_states: bool = True,
 ) -> bool:
@@ -160,14 +200,16 @@ def attend_linearly(
     )
     state = np.zeros((*k.shape[:-2], k.shape[-1], v.shape[-1])) if by_state else None
     if state is not None:
-        for keys, values in _key_chunks(k, v, prefix, dtype):
-            added = keys.swapaxes(-1, -2) @ values
+        for keys, values in _key_chunks(k, v, prefix, dtype, part_of(report, 0, 2)):
+            added = product_of(keys.swapaxes(-1, -2), values)
             if not product_fits(added, keys, values):
                 return False
             state += added
     out[..., :blind, :] = 0
     step = _CAUSAL_ROWS if causal else _QUERY_ROWS
-    for start in range(blind, n_queries, step):
+    steps = range(blind, n_queries, step)
+    rest = report if state is None else part_of(report, 1, 2)
+    for index, start in enumerate(reported(steps, rest)):
         stop = min(start + step, n_queries)
         queries = np.ascontiguousarray(q[..., start:stop, :], dtype=dtype)
         if scale != 1.0:
@@ -175,17 +217,18 @@ def attend_linearly(
         if state is None:
             total = np.zeros((*queries.shape[:-1], v.shape[-1]), dtype)
         else:
-            total = queries @ state.astype(dtype, copy=False)
+            total = product_of(queries, state.astype(dtype, copy=False))
         if not by_state:
-            for keys, values in _key_chunks(k, v, prefix if keep_states else prefix + (start - blind) * causal, dtype):
-                total += (queries @ keys.swapaxes(-1, -2)) @ values
+            seen = prefix if keep_states else prefix + (start - blind) * causal
+            for keys, values in _key_chunks(k, v, seen, dtype, part_of(rest, index, len(steps))):
+                total += product_of(product_of(queries, keys.swapaxes(-1, -2)), values)
         if causal:
             beside = slice(prefix + start - blind, prefix + stop - blind)
             keys = np.ascontiguousarray(k[..., beside, :], dtype=dtype)
             values = np.ascontiguousarray(v[..., beside, :], dtype=dtype)
             total += _triangle(queries, keys, values)
             if stop < n_queries and keep_states:
-                added = keys.swapaxes(-1, -2) @ values
+                added = product_of(keys.swapaxes(-1, -2), values)
                 if not product_fits(added, keys, values):
                     return False
                 state = added.astype(np.float64) if state is None else state + added
@@ -215,10 +258,10 @@ def product_fits(product: Array, keys: Array, values: Array) -> bool:
 def _triangle(queries: Array, keys: Array, values: Array) -> Array:
     """Return causal attention of a square chunk: row ``i`` sees keys ``0..i`` and nothing of the others."""
     n_rows = queries.shape[-2]
-    scores = queries @ keys.swapaxes(-1, -2)
+    scores = product_of(queries, keys.swapaxes(-1, -2))
     np.copyto(scores, 0, where=~np.tri(n_rows, dtype=np.bool_))
     if np.isfinite(values).all():
-        return scores @ values
+        return product_of(scores, values)
     # 0 * NaN is NaN: with such a value in the chunk each row must leave out what it does not see.
     rows = [scores[..., row : row + 1, : row + 1] @ values[..., : row + 1, :] for row in range(n_rows)]
     return np.concatenate(rows, axis=-2)
@@ -229,9 +272,11 @@ def _state_is_cheaper(n_rows: int, n_keys: int, head_dim: int, value_dim: int) -
     return (n_keys + n_rows) * head_dim * value_dim < n_rows * n_keys * (head_dim + value_dim)
 
 
-def _key_chunks(k: Array, v: Array, stop: int, dtype: np.dtype[Any]) -> Iterator[tuple[Array, Array]]:
+def _key_chunks(
+    k: Array, v: Array, stop: int, dtype: np.dtype[Any], report: Report | None
+) -> Iterator[tuple[Array, Array]]:
     """Yield the first `stop` keys and values in contiguous chunks of `dtype`."""
-    for start in range(0, stop, _KEY_ROWS):
+    for start in reported(range(0, stop, _KEY_ROWS), report):
         rows = slice(start, min(start + _KEY_ROWS, stop))
         yield np.ascontiguousarray(k[..., rows, :], dtype=dtype), np.ascontiguousarray(v[..., rows, :], dtype=dtype)
 
@@ -240,11 +285,29 @@ def entries(lead: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     return itertools.product(*map(range, lead))
 
 
-def boxes(lead: tuple[int, ...], n_entries: int) -> Iterator[tuple[slice, ...]]:
-    """Cut an index space of shape `lead` into boxes of at most `n_entries` entries, at least one."""
+def product_of(a: Array, b: Array, out: Array | None = None, report: Report | None = None) -> Array:
+    """``a @ b``; a long one by tiles, because no signal is handled during a call of NumPy."""
+    rows, inner, columns = a.shape[-2], a.shape[-1], b.shape[-1]
+    if rows * inner * columns <= LONGEST_PRODUCT:
+        return np.asarray(np.matmul(a, b, out=out))
+    if out is None:
+        lead = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+        out = np.empty((*lead, rows, columns), np.result_type(a, b))
+    side = max(64, math.isqrt(LONGEST_PRODUCT // inner))
+    for top in reported(range(0, rows, side), report):
+        for left in range(0, columns, side):
+            tile = (..., slice(top, top + side), slice(left, left + side))
+            np.matmul(a[..., top : top + side, :], b[..., left : left + side], out=out[tile])
+    return out
+
+
+def boxes(lead: tuple[int, ...], scratch: int, operations: int) -> list[tuple[slice, ...]]:
+    """Cut an index space of shape `lead` into boxes of some entries, at least one, with so much scratch and so many
+    operations each that a box is neither too large nor too long."""
+    n_entries = min(SCRATCH_SIZE // max(scratch, 1), LONGEST_PRODUCT // max(operations, 1))
     sides: list[list[slice]] = []
     for length in reversed(lead):
         side = max(1, min(length, n_entries))
         n_entries //= side
         sides.append([slice(start, start + side) for start in range(0, length, side)])
-    return itertools.product(*reversed(sides))
+    return list(itertools.product(*reversed(sides)))

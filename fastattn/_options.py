@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastattn._arrays import KINDS, Array, as_array, as_integers, bits_view, float_kind
-from fastattn._typing import Real, Window
+from fastattn._typing import Real, Report, Window
 
 UNBOUNDED = 1 << 61
 FARTHEST = 1 << 59
@@ -39,6 +39,7 @@ class Options:
     bias_kind: int = 0
     computing_kind: int = 0
     scales: tuple[Array, Array] | None = None
+    progress: Report | None = None
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from fastattn._attention import attend_checked
 from fastattn._checks import check_options, check_shapes
 from fastattn._options import check_flag
 from fastattn._threads import threads_of
-from fastattn._typing import Real, Window
+from fastattn._typing import Real, Report, Window
 
 LARGEST_CODE = 127
 
@@ -104,6 +104,7 @@ def quantized_attention(
     out: Array | None = None,
     return_lse: bool = False,
     num_threads: SupportsIndex | None = None,
+    progress: Report | None = None,
 ) -> Array | tuple[Array, Array]:
     """`attention` on quantized keys and values, read as they are: a quarter of float32's bytes.
 
@@ -123,7 +124,7 @@ def quantized_attention(
         Values, likewise, of shape (..., K, S, E).
     mask, bias, causal, window, q_offset, kv_lens, block_table, scale, softcap, alibi_slopes, sinks : optional
         As for `attention`.
-    out, return_lse, num_threads : optional
+    out, return_lse, num_threads, progress : optional
         As for `attention`.
 
     Returns
@@ -174,4 +175,5 @@ def quantized_attention(
         return_lse=check_flag("return_lse", return_lse),
         scale=scale,
         num_threads=threads_of(num_threads),
+        progress=progress,
     )

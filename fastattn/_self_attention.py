@@ -9,21 +9,24 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fastattn._arrays import Array, accumulation_dtype, as_floats
-from fastattn._linear import SCRATCH_SIZE, attend_linearly, boxes, entries, product_fits
-from fastattn._typing import DoubleArray, Numbers, SmallFloat
+from fastattn._linear import SCRATCH_SIZE, attend_linearly, boxes, entries, product_fits, product_of
+from fastattn._progress import check_progress, part_of, reported
+from fastattn._typing import DoubleArray, Numbers, Report, SmallFloat
 
 
 @overload
 def mhsa_forward(  # type: ignore[overload-overlap]
-    x: NDArray[SmallFloat], w_qkv: NDArray[SmallFloat]
+    x: NDArray[SmallFloat], w_qkv: NDArray[SmallFloat], *, progress: Report | None = ...
 ) -> NDArray[SmallFloat]: ...
 @overload
-def mhsa_forward(x: DoubleArray | Numbers, w_qkv: DoubleArray | Numbers) -> NDArray[np.float64]: ...
+def mhsa_forward(
+    x: DoubleArray | Numbers, w_qkv: DoubleArray | Numbers, *, progress: Report | None = ...
+) -> NDArray[np.float64]: ...
 @overload
-def mhsa_forward(x: ArrayLike, w_qkv: ArrayLike) -> Array: ...
+def mhsa_forward(x: ArrayLike, w_qkv: ArrayLike, *, progress: Report | None = ...) -> Array: ...
 
 
-def mhsa_forward(x: ArrayLike, w_qkv: ArrayLike) -> Array:
+def mhsa_forward(x: ArrayLike, w_qkv: ArrayLike, *, progress: Report | None = None) -> Array:
     """Simplified multi-head self-attention, forward pass.
 
     Computes ``[Q, K, V] = X @ W`` (split into thirds) and returns ``Y = X + (Q K^T) V``: one head, no scale,
@@ -35,6 +38,8 @@ def mhsa_forward(x: ArrayLike, w_qkv: ArrayLike) -> Array:
         The rows to transform. Any leading axes.
     w_qkv : array_like, shape (..., D, 3 * D)
         The three projections side by side. Its leading axes broadcast against those of `x`.
+    progress : callable, optional
+        As for `attention`.
 
     Returns
     -------
@@ -69,6 +74,7 @@ def mhsa_forward(x: ArrayLike, w_qkv: ArrayLike) -> Array:
     except TypeError:
         raise TypeError(f"x and w_qkv must have a common dtype, got {x.dtype} and {w_qkv.dtype}") from None
     lead = _check_self_attention(x, w_qkv)
+    report = check_progress(progress)
     n_rows, n_features = x.shape[-2:]
     accumulation = accumulation_dtype(dtype)
     weights = np.ascontiguousarray(w_qkv, dtype=accumulation)
@@ -78,12 +84,16 @@ def mhsa_forward(x: ArrayLike, w_qkv: ArrayLike) -> Array:
     )
     out = np.empty(x.shape, dtype)
     with np.errstate(all="ignore"):
-        for box in boxes(lead, SCRATCH_SIZE // max(n_rows * n_features, 1)):
+        cut = boxes(lead, n_rows * n_features, 4 * n_rows * n_features**2)
+        for index, box in enumerate(cut):
+            part = part_of(report, index, len(cut))
             if n_rows <= n_features:
-                _self_attend_by_scores(x[box], weights[box], out[box])
-            elif not _self_attend_by_state(x[box], weights[box], out[box]):
+                _self_attend_by_scores(x[box], weights[box], out[box], part)
+            elif not _self_attend_by_state(x[box], weights[box], out[box], part):
                 for entry in entries(x[box].shape[:-2]):
-                    _self_attend_entry(x[box][entry], weights[box][entry], out[box][entry])
+                    _self_attend_entry(x[box][entry], weights[box][entry], out[box][entry], part)
+    if progress is not None:
+        progress(1.0)
     return out
 
 
@@ -106,25 +116,25 @@ def _check_self_attention(x: Array, w_qkv: Array) -> tuple[int, ...]:
         ) from None
 
 
-def _self_attend_by_scores(x: Array, weights: Array, out: Array) -> None:
+def _self_attend_by_scores(x: Array, weights: Array, out: Array, report: Report | None) -> None:
     """Write ``X + (Q K^T) V`` for a short sequence: x (..., N, D), weights (..., D, 3D)."""
     rows = np.ascontiguousarray(x, dtype=weights.dtype)
-    query, key, value = np.split(rows @ weights, 3, axis=-1)
-    result = (query @ key.swapaxes(-1, -2)) @ value
+    query, key, value = np.split(product_of(rows, weights, report=part_of(report, 0, 2)), 3, axis=-1)
+    result = product_of(product_of(query, key.swapaxes(-1, -2)), value, report=part_of(report, 1, 2))
     np.add(result, rows, out=out, casting="unsafe")
 
 
-def _self_attend_entry(x: Array, weights: Array, out: Array) -> None:
+def _self_attend_entry(x: Array, weights: Array, out: Array, report: Report | None) -> None:
     """Write the rows of one entry, by the state if its products stay within the type: x (N, D), weights (D, 3D)."""
-    if not _self_attend_by_state(x, weights, out):
+    if not _self_attend_by_state(x, weights, out, report):
         rows = np.ascontiguousarray(x, dtype=weights.dtype)
-        query, key, value = (part[np.newaxis] for part in np.split(rows @ weights, 3, axis=-1))
+        query, key, value = (part[np.newaxis] for part in np.split(product_of(rows, weights), 3, axis=-1))
         result = np.empty(query.shape, weights.dtype)
-        attend_linearly(query, key, value, result, weights.dtype, False, 1.0, keep_states=False)
+        attend_linearly(query, key, value, result, weights.dtype, False, 1.0, report, keep_states=False)
         np.add(result[0], rows, out=out, casting="unsafe")
 
 
-def _self_attend_by_state(x: Array, weights: Array, out: Array) -> bool:
+def _self_attend_by_state(x: Array, weights: Array, out: Array, report: Report | None) -> bool:
     """Write ``X + X (W_Q (K^T V))`` for a long sequence: x (..., N, D), weights (..., D, 3D).
 
     Returns False, and leaves rows unwritten, where K^T V leaves the range of the type, and where entries that share
@@ -137,16 +147,16 @@ def _self_attend_by_state(x: Array, weights: Array, out: Array) -> bool:
     scratch = np.empty((*lead, min(step, n_rows), 2 * n_features), dtype)
     first, second = scratch[..., :n_features], scratch[..., n_features:]
     state = np.zeros((*lead, n_features, n_features))
-    for start in range(0, n_rows, step):
+    for start in reported(range(0, n_rows, step), part_of(report, 0, 2)):
         rows = np.ascontiguousarray(x[..., start : start + step, :], dtype=dtype)
         n_chunk = rows.shape[-2]
-        np.matmul(rows, kv_weights, out=scratch[..., :n_chunk, :])
+        product_of(rows, kv_weights, out=scratch[..., :n_chunk, :])
         keys, values = first[..., :n_chunk, :], second[..., :n_chunk, :]
-        added = keys.swapaxes(-1, -2) @ values
+        added = product_of(keys.swapaxes(-1, -2), values)
         if not product_fits(added, keys, values):
             return False
         state += added
-    folded = query_weights @ state
+    folded = product_of(query_weights, state)
     # Folding must not lose what the two-step product would keep: its intermediate may leave the dtype's
     # range although the result does not. Half of the exponent's range leaves room for the other factor.
     limits = np.finfo(dtype)
@@ -155,9 +165,9 @@ def _self_attend_by_state(x: Array, weights: Array, out: Array) -> bool:
     if fits.size > 1 and not fits.all():
         return False
     factors = [folded.astype(dtype)] if fits.all() else [query_weights, state.astype(dtype)]
-    for start in range(0, n_rows, step):
+    for start in reported(range(0, n_rows, step), part_of(report, 1, 2)):
         rows = result = np.ascontiguousarray(x[..., start : start + step, :], dtype=dtype)
         for factor, buffer in zip(factors, (first, second), strict=False):
-            result = np.matmul(result, factor, out=buffer[..., : rows.shape[-2], :])
+            result = product_of(result, factor, out=buffer[..., : rows.shape[-2], :])
         np.add(result, rows, out=out[..., start : start + step, :], casting="unsafe")
     return True

@@ -6,7 +6,7 @@ A function with options has one overload per kind of q and of ``return_lse``. Th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, SupportsIndex, TypeAlias, TypedDict, TypeVar
 
 import numpy as np
@@ -25,6 +25,9 @@ DoubleArray: TypeAlias = NDArray[np.float64 | np.integer[Any] | np.bool_]
 
 Real: TypeAlias = float | np.floating[Any] | np.integer[Any] | NDArray[np.floating[Any] | np.integer[Any]]
 """One real number, also as a NumPy scalar or an array without axes."""
+
+Report: TypeAlias = Callable[[float], object]
+"""What is told the fraction done."""
 
 Window: TypeAlias = tuple[SupportsIndex | None, SupportsIndex | None]
 
@@ -60,6 +63,7 @@ class Resources(TypedDict, total=False):
 
     out: Array | None
     num_threads: SupportsIndex | None
+    progress: Report | None
 
 
 class PackedOptions(PackedRules, Resources, total=False):

@@ -20,8 +20,9 @@ from fastattn._options import (
     check_softcap,
     check_window,
 )
+from fastattn._progress import check_progress
 from fastattn._threads import threads_of
-from fastattn._typing import DoubleArray, Numbers, PackedOptions, Real, SmallFloat, Window
+from fastattn._typing import DoubleArray, Numbers, PackedOptions, Real, Report, SmallFloat, Window
 
 
 def _check_bounds(name: str, value: Any, total: int) -> Array:
@@ -136,6 +137,7 @@ def attention_varlen(
     out: Array | None = None,
     return_lse: bool = False,
     num_threads: SupportsIndex | None = None,
+    progress: Report | None = None,
 ) -> Array | tuple[Array, Array]:
     """Attention of each member of a packed batch with itself, as one pool of work.
 
@@ -154,7 +156,7 @@ def attention_varlen(
         Where members begin and end: from 0 to T, not decreasing. Members may be empty.
     cu_seqlens_k : integer array_like, shape (members + 1,), optional
         The same for keys, from 0 to U. Default: cu_seqlens_q.
-    causal, window, scale, softcap, sinks, num_threads : optional
+    causal, window, scale, softcap, sinks, num_threads, progress : optional
         As for `attention`; causal is end-aligned in each member.
     alibi_slopes : array_like, shape (H,), optional
         As for `attention`.
@@ -194,7 +196,7 @@ def attention_varlen(
         raise ValueError(f"cu_seqlens_k must have shape {bounds_q.shape}, as cu_seqlens_q, got {bounds_k.shape}")
     sizes = Sizes((), checked.q.shape[0], checked.q.shape[1], checked.k.shape[1])
     options = Options(computing_kind=KINDS["float64" if checked.q.dtype == FLOAT64 else "float32"])
-    options.query_bounds, options.key_bounds = bounds_q, bounds_k
+    options.query_bounds, options.key_bounds, options.progress = bounds_q, bounds_k, check_progress(progress)
     options.longest_queries = int(np.diff(bounds_q).max(initial=0))
     options.longest_keys = int(np.diff(bounds_k).max(initial=0))
     options.left, options.right = check_window(window, causal)
@@ -220,4 +222,6 @@ def attention_varlen(
         threads,
         options,
     )
+    if progress is not None:
+        progress(1.0)
     return result if lse is None else (result, lse)

@@ -9,9 +9,14 @@ from libc.math cimport INFINITY, NAN, exp, exp2, fabs, log, sqrt
 from libc.stdint cimport int8_t, int64_t, uint16_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
+from cpython.exc cimport PyErr_CheckSignals
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_DECREF, Py_INCREF
 from cpython.buffer cimport PyBUF_STRIDES, PyBuffer_Release, PyObject_GetBuffer
 
 from tiles cimport *
+
+from threading import get_ident, main_thread
 
 ctypedef fused real:
     float
@@ -23,6 +28,7 @@ cdef extern from "Python.h":
 cdef double LOG2E = 1.4426950408889634
 
 include "problem.pxi"
+include "progress.pxi"
 include "panel.pxi"
 include "bias.pxi"
 include "prefill.pxi"

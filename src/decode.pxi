@@ -244,25 +244,30 @@ cdef bint finish_decoding(const Problem* problem, const Entry* entry, const Deco
 
 
 cdef void decode_chunks(const Problem* problem, const Entry* entry, Py_ssize_t kv_head, const Decoding* decoding,
-                        bint careful, bint* unusual, real* scratch) noexcept nogil:
-    """All chunks of one (entry, key/value head), merged in order, and the result. The queries are in scratch."""
+                        bint careful, bint* unusual, Watch* watch, real* scratch) noexcept nogil:
+    """All chunks of one (entry, key/value head), merged in order, and the result, unless the call stops meanwhile. The
+    queries are in scratch."""
     cdef Py_ssize_t chunk, n = vector_lanes(scratch)
+    cdef Py_ssize_t operations = chunk_keys * decode_rows(scratch) * (problem.head_dim + problem.value_dim + 16)
     cdef real* state = scratch + decode_rows(scratch) * (problem.head_dim + n)  # after the queries
     cdef real* other = state + state_size(problem, scratch)
     cdef real* rest = other + state_size(problem, scratch)
     decode_chunk(problem, entry, kv_head, decoding, 0, careful, <const real*>scratch, state, rest)
     for chunk in range(1, n_chunks_of(entry)):
+        if not goes_on(watch, operations):
+            return
         decode_chunk(problem, entry, kv_head, decoding, chunk, careful, <const real*>scratch, other, rest)
         merge_state(problem, decoding.rows, state, <const real*>other)
     if finish_decoding(problem, entry, decoding, state, rest, careful, unusual):
-        decode_chunks(problem, entry, kv_head, decoding, True, unusual, scratch)
+        decode_chunks(problem, entry, kv_head, decoding, True, unusual, watch, scratch)
 
 
-cdef void decode_all(const Problem* problem, const Entry* entry, Py_ssize_t kv_head, real* scratch) noexcept nogil:
+cdef void decode_all(const Problem* problem, const Entry* entry, Py_ssize_t kv_head, Watch* watch,
+                     real* scratch) noexcept nogil:
     cdef Decoding decoding
     cdef bint unusual[max_lanes]
     place_decoding(problem, entry, kv_head, &decoding, scratch)
-    decode_chunks(problem, entry, kv_head, &decoding, False, unusual, scratch)
+    decode_chunks(problem, entry, kv_head, &decoding, False, unusual, watch, scratch)
 
 
 cdef void decode_part(const Problem* problem, const Entry* entry, Py_ssize_t kv_head, Py_ssize_t chunk, real* state,
@@ -275,7 +280,7 @@ cdef void decode_part(const Problem* problem, const Entry* entry, Py_ssize_t kv_
                  scratch + decode_rows(scratch) * (problem.head_dim + n))
 
 
-cdef void merge_parts(const Problem* problem, const Entry* entry, Py_ssize_t kv_head, real* states,
+cdef void merge_parts(const Problem* problem, const Entry* entry, Py_ssize_t kv_head, real* states, Watch* watch,
                       real* scratch) noexcept nogil:
     """The chunks' states (n_chunks, state_size) merged in order, and the result."""
     cdef Decoding decoding
@@ -286,4 +291,4 @@ cdef void merge_parts(const Problem* problem, const Entry* entry, Py_ssize_t kv_
         merge_state(problem, decoding.rows, states, <const real*>(states + chunk * size))
     if finish_decoding(problem, entry, &decoding, states, scratch + decode_rows(scratch) * (problem.head_dim + n),
                        False, unusual):
-        decode_chunks(problem, entry, kv_head, &decoding, True, unusual, scratch)
+        decode_chunks(problem, entry, kv_head, &decoding, True, unusual, watch, scratch)

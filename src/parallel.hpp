@@ -2,25 +2,73 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
+#include <limits>
+#include <new>
+#include <thread>
 
 #ifdef _OPENMP
+#include <mutex>
 #include <omp.h>
+#include <system_error>
+#include <vector>
 #endif
 
 namespace {
 
-struct ItemCounter {
+class ItemCounter {
+    static constexpr std::ptrdiff_t none_left = std::numeric_limits<std::ptrdiff_t>::max() / 2;
     std::atomic<std::ptrdiff_t> next{0};
+    std::atomic<int> helpers{0};
+
+public:
     std::ptrdiff_t take() { return next.fetch_add(1, std::memory_order_relaxed); }
+    std::ptrdiff_t taken() const { return next.load(std::memory_order_relaxed); }
+    void stop() { next.store(none_left, std::memory_order_relaxed); }
+    bool stopped() const { return taken() >= none_left; }
+    // Workers beside the calling thread. One that has not begun when the items run out will find nothing to do.
+    void join() { helpers.fetch_add(1, std::memory_order_relaxed); }
+    void leave() { helpers.fetch_sub(1, std::memory_order_relaxed); }
+    bool others_work() const { return helpers.load(std::memory_order_relaxed) > 0; }
 };
+
+inline double seconds() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+inline void pause_thread() { std::this_thread::yield(); }
 
 #ifdef _OPENMP
 constexpr bool has_openmp = true;
 inline int openmp_max_threads() { return omp_get_max_threads(); }
+
+thread_local int team_size = 1;  // of this thread's last region: OpenMP keeps as many threads for its next
+
+// As many threads as wanted, or as can be started: OpenMP ends the process when it cannot start one, because memory or
+// the number of threads is limited. So those it has yet to start are first started here, all at once.
+inline int startable_threads(int wanted) {
+    if (wanted > team_size) {
+        std::vector<std::thread> others;
+        std::mutex gate;
+        std::unique_lock<std::mutex> closed(gate);
+        try {
+            others.reserve(wanted);
+            while (static_cast<int>(others.size()) + 1 < wanted)
+                others.emplace_back([&gate] { std::lock_guard<std::mutex> passed(gate); });
+        } catch (const std::system_error&) {
+        } catch (const std::bad_alloc&) {
+        }
+        wanted = static_cast<int>(others.size()) + 1;
+        closed.unlock();
+        for (std::thread& other : others) other.join();
+    }
+    return team_size = wanted;
+}
 #else
 constexpr bool has_openmp = false;
 inline int openmp_max_threads() { return 1; }
+inline int startable_threads(int wanted) { return wanted; }
 #endif
 
 }  // namespace

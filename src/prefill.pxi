@@ -149,9 +149,9 @@ cdef void clear_sums(const Problem* problem, real* panel) noexcept nogil:
     memset(panel + problem.head_dim * panel_lanes(panel), 0, problem.value_dim * panel_lanes(panel) * sizeof(real))
 
 
-cdef void attend_blocks(const Problem* problem, const Entry* entry, Py_ssize_t kv_head, const Lanes* lanes,
-                        int n_panels, bint careful, real* panels, real* scratch) noexcept nogil:
-    """All keys that the panels see, block by block, from an empty state."""
+cdef bint attend_blocks(const Problem* problem, const Entry* entry, Py_ssize_t kv_head, const Lanes* lanes,
+                        int n_panels, bint careful, Watch* watch, real* panels, real* scratch) noexcept nogil:
+    """All keys that the panels see, block by block, from an empty state. False when the call stopped meanwhile."""
     cdef Block block
     cdef bint begun[panels_per_item]
     cdef int n_lanes = panel_lanes(scratch), panel, following
@@ -184,14 +184,17 @@ cdef void attend_blocks(const Problem* problem, const Entry* entry, Py_ssize_t k
                 following = panel + 1 if panel + 1 < n_panels else 0
                 prefetch_bias(problem, entry, &lanes[following], block.start if following else block.end, n_keys)
             attend_block(problem, entry, &lanes[panel], panels + panel * size, &block, &begun[panel], scores, bias)
+        if not goes_on(watch, n_panels * n_lanes * n_keys * (problem.head_dim + problem.value_dim + 16)):
+            return False
         grid += block_size
     for panel in range(n_panels):
         if not begun[panel]:
             clear_sums(problem, panels + panel * size)
+    return True
 
 
 cdef void attend_panels(const Problem* problem, const Entry* entry, Py_ssize_t kv_head, Py_ssize_t first_row,
-                        Py_ssize_t n_rows, real* scratch) noexcept nogil:
+                        Py_ssize_t n_rows, Watch* watch, real* scratch) noexcept nogil:
     """Rows [first_row, first_row + panels_per_item panels) of the n_rows of one (entry, key/value head)."""
     cdef Lanes lanes[panels_per_item]
     cdef bint unusual[max_lanes]
@@ -204,9 +207,11 @@ cdef void attend_panels(const Problem* problem, const Entry* entry, Py_ssize_t k
         place_lanes(problem, entry, kv_head, first_row + n_panels * n_lanes, n_rows, n_lanes, &lanes[n_panels])
         pack_queries(problem, entry, &lanes[n_panels], scratch + n_panels * size, converted)
         n_panels += 1
-    attend_blocks(problem, entry, kv_head, lanes, n_panels, False, scratch, rest)
+    if not attend_blocks(problem, entry, kv_head, lanes, n_panels, False, watch, scratch, rest):
+        return
     for panel in range(n_panels):
         state = scratch + panel * size + problem.head_dim * n_lanes
         if finish_panel(problem, entry, &lanes[panel], state, converted, False, unusual):
-            attend_blocks(problem, entry, kv_head, &lanes[panel], 1, True, scratch + panel * size, rest)
+            if not attend_blocks(problem, entry, kv_head, &lanes[panel], 1, True, watch, scratch + panel * size, rest):
+                return
             finish_panel(problem, entry, &lanes[panel], state, converted, True, unusual)

@@ -69,5 +69,14 @@ cdef extern from "decode.hpp" nogil:
 cdef extern from "parallel.hpp" nogil:
     cdef cppclass ItemCounter:
         Py_ssize_t take()
+        Py_ssize_t taken()
+        void stop()
+        bint stopped()
+        void join()
+        void leave()
+        bint others_work()
+    double seconds()
+    void pause_thread()
     const bint has_openmp
     int openmp_max_threads()
+    int startable_threads(int wanted)

@@ -4,6 +4,7 @@
 cdef enum:
     serial_operations = 1000000     # below (some 20 microseconds) waking a second thread costs more than it saves
     small_scratch = 16384           # bytes of scratch that fit on the stack
+    item_operations = 4000          # of an item, beside those with keys
 
 cdef Py_ssize_t largest_axis = <Py_ssize_t>1 << 40  # sizes of scratch are computed without overflow up to here
 
@@ -46,7 +47,8 @@ cdef void place_items(const Problem* problem, const Schedule* schedule, const re
         schedule.first_item[index + 1] = schedule.first_item[index] + items_of(problem, schedule, index, kind)
 
 
-cdef void do_item(const Problem* problem, const Schedule* schedule, Py_ssize_t item, real* scratch) noexcept nogil:
+cdef void do_item(const Problem* problem, const Schedule* schedule, Py_ssize_t item, Watch* watch,
+                  real* scratch) noexcept nogil:
     cdef Py_ssize_t low = 0, high = problem.n_entries, middle, groups, group, per_item
     cdef Entry entry
     while high - low > 1:           # the entry whose items include this one
@@ -63,34 +65,48 @@ cdef void do_item(const Problem* problem, const Schedule* schedule, Py_ssize_t i
             decode_part(problem, &entry, group // groups, group % groups,
                         <real*>schedule.states + item * state_size(problem, scratch), scratch)
         else:
-            decode_all(problem, &entry, item - schedule.first_item[low], scratch)
+            decode_all(problem, &entry, item - schedule.first_item[low], watch, scratch)
         return
     groups = (schedule.first_item[low + 1] - schedule.first_item[low]) // problem.n_kv_heads
     group = groups - 1 - (item - schedule.first_item[low]) % groups     # causal: the longest first
     per_item = schedule.panels * panel_lanes(scratch)
     attend_panels(problem, &entry, (item - schedule.first_item[low]) // groups, group * per_item,
-                  min(entry.n_queries * problem.group, (group + 1) * per_item), scratch)
+                  min(entry.n_queries * problem.group, (group + 1) * per_item), watch, scratch)
 
 
-cdef void work(const Problem* problem, const Schedule* schedule, ItemCounter* counter, real* scratch) noexcept nogil:
-    cdef Py_ssize_t item = counter.take()
+cdef void work(const Problem* problem, const Schedule* schedule, Watch* watch, real* scratch) noexcept nogil:
+    cdef Py_ssize_t item = watch.items.take()
     while item < schedule.n_items:
-        do_item(problem, schedule, item, scratch)
-        item = counter.take()
+        do_item(problem, schedule, item, watch, scratch)
+        goes_on(watch, item_operations)
+        item = watch.items.take()
 
 
-cdef void work_in_parallel(const Problem* problem, const Schedule* schedule, int n_workers, char* scratch,
+cdef void help(const Problem* problem, const Schedule* schedule, ItemCounter* items, real* scratch) noexcept nogil:
+    cdef Watch watch = watch_over(items)
+    items.join()
+    work(problem, schedule, &watch, scratch)
+    items.leave()
+
+
+cdef void work_in_parallel(const Problem* problem, const Schedule* schedule, Watch* watch, char* scratch,
                            size_t scratch_size, const real* kind) noexcept nogil:
-    cdef ItemCounter counter
     cdef int worker
-    if n_workers == 1:
-        work(problem, schedule, &counter, <real*>scratch)
-    else:
-        for worker in prange(n_workers, num_threads=n_workers, schedule="static", chunksize=1):
-            work(problem, schedule, &counter, <real*>(scratch + worker * scratch_size))
+    if watch.n_workers > 1:
+        watch.n_workers = startable_threads(watch.n_workers)
+    if watch.n_workers == 1:
+        work(problem, schedule, watch, <real*>scratch)
+        return
+    for worker in prange(watch.n_workers, num_threads=watch.n_workers, schedule="static", chunksize=1):
+        if worker == 0:             # the thread that called
+            work(problem, schedule, watch, <real*>scratch)
+            await_others(watch)
+        else:
+            help(problem, schedule, watch.items, <real*>(scratch + worker * scratch_size))
 
 
-cdef void merge_all_parts(const Problem* problem, const Schedule* schedule, real* scratch) noexcept nogil:
+cdef void merge_all_parts(const Problem* problem, const Schedule* schedule, Watch* watch,
+                          real* scratch) noexcept nogil:
     cdef Py_ssize_t index, kv_head, item
     cdef Entry entry
     for index in range(problem.n_entries):
@@ -99,7 +115,7 @@ cdef void merge_all_parts(const Problem* problem, const Schedule* schedule, real
             for kv_head in range(problem.n_kv_heads):
                 item = schedule.first_item[index] + kv_head * n_chunks_of(&entry)
                 merge_parts(problem, &entry, kv_head, <real*>schedule.states + item * state_size(problem, scratch),
-                            scratch)
+                            watch, scratch)
 
 
 cdef int plan(const Problem* problem, Schedule* schedule, int num_threads, const real* kind) noexcept nogil:
@@ -120,15 +136,19 @@ cdef int run(Problem* problem, int num_threads, object source, const real* kind)
     """Do a whole call with at most num_threads threads."""
     cdef Options options
     cdef Schedule schedule
+    cdef ItemCounter items
+    cdef Watch watch
     cdef size_t scratch_size, states_size, needed
     cdef char small[small_scratch + 64]
     cdef char* memory
     cdef char* aligned
     cdef int n_workers
     problem.ahead = 8192
+    progress = None
     if source is not None:
         options = Options(source)
         options.apply(problem)
+        progress = source.progress
     if problem.n_entries == 0 or problem.n_heads == 0 or problem.n_queries == 0:
         return 0
     if max(problem.head_dim, problem.value_dim, problem.n_entries) > largest_axis:
@@ -144,14 +164,18 @@ cdef int run(Problem* problem, int num_threads, object source, const real* kind)
         memory = <char*>malloc(needed)
     if memory == NULL:
         raise MemoryError(f"no memory for {needed} bytes of scratch")
+    watch = watch_over(&items)
+    watch.n_workers, watch.n_items = n_workers, schedule.n_items
+    if operations_of(problem) > watched_operations:
+        begin_to_look(&watch, progress)
     with nogil:
         aligned = memory + (64 - <size_t>memory % 64)
         schedule.states = aligned + n_workers * scratch_size
         schedule.first_item = <Py_ssize_t*>(<char*>schedule.states + (states_size + 7) // 8 * 8)
         place_items(problem, &schedule, kind)
-        work_in_parallel(problem, &schedule, n_workers, aligned, scratch_size, kind)
-        if schedule.split:
-            merge_all_parts(problem, &schedule, <real*>aligned)
+        work_in_parallel(problem, &schedule, &watch, aligned, scratch_size, kind)
+        if schedule.split and not items.stopped():
+            merge_all_parts(problem, &schedule, &watch, <real*>aligned)
         if memory != &small[0]:
             free(memory)
-    return 0
+    return raise_error(&watch)

@@ -18,6 +18,7 @@ def refused(single: NDArray[np.float32]) -> None:
     fastattn.attention(single, single, single, window=4)  # type: ignore[call-overload]
     fastattn.attention(single, single, single, causal="yes")  # type: ignore[call-overload]
     fastattn.attention(single, single, single, out=[[0.0]])  # type: ignore[call-overload]
+    fastattn.attention(single, single, single, progress=3)  # type: ignore[call-overload]
     fastattn.attention_varlen(single, single, single, [0, 5], mask=single)  # type: ignore[call-overload]
     fastattn.multi_head_attention(single, single, single)  # type: ignore[call-overload]
     fastattn.multi_head_attention(single, single, single, 2.0)  # type: ignore[call-overload]

@@ -22,7 +22,7 @@ def results_have_the_dtype_of_q(single: Single, half: Half, double: Double, inte
     assert_type(fastattn.attention(single, half, half, mask=double, causal=True, window=(3, None)), Single)
     assert_type(fastattn.attention(half, half, half, scale=np.float32(0.1), num_threads=np.int64(2)), Half)
     assert_type(fastattn.attention(double, double, double, kv_lens=[3, 4], out=double), Double)
-    assert_type(fastattn.attention(integers, integers, integers), Double)
+    assert_type(fastattn.attention(integers, integers, integers, progress=print), Double)
     assert_type(fastattn.attention([[1, 0], [0.5, 1]], [[1, 2]], [[3, 4]]), Double)
     assert_type(fastattn.multi_head_attention(single, single, single, 4, num_kv_heads=2, causal=True), Single)
     assert_type(fastattn.multi_head_attention([[1, 2]], [[1, 2]], [[1, 2]], 2), Double)
@@ -30,9 +30,9 @@ def results_have_the_dtype_of_q(single: Single, half: Half, double: Double, inte
     assert_type(fastattn.attention_varlen(double, double, double, integers, integers), Double)
     assert_type(fastattn.scaled_dot_product_attention(single, single, single, None, 0.0, True), Single)
     assert_type(fastattn.scaled_dot_product_attention(integers, integers, integers, enable_gqa=True), Double)
-    assert_type(fastattn.linear_attention(half, half, half, causal=True), Half)
+    assert_type(fastattn.linear_attention(half, half, half, causal=True, progress=lambda done: done), Half)
     assert_type(fastattn.linear_attention([[1]], [[1]], [[1]], scale=2), Double)
-    assert_type(fastattn.mhsa_forward(single, single), Single)
+    assert_type(fastattn.mhsa_forward(single, single, progress=[0.0].append), Single)
     assert_type(fastattn.mhsa_forward([[1, 2]], double), Double)
 
 
