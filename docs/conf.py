@@ -16,7 +16,7 @@ autodoc_typehints = "none"  # docstrings say the types, with shapes; the overloa
 autodoc_preserve_defaults = True
 autodoc_member_order = "bysource"
 napoleon_google_docstring = False
-napoleon_use_rtype = False
+napoleon_use_param = napoleon_use_rtype = False  # types are words, not names to be linked
 myst_heading_anchors = 3
 
 # Files outside docs/, and the pages that include them.
