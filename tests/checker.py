@@ -56,10 +56,10 @@ def assert_attention_close(actual: Any, q: Any, k: Any, v: Any, /, *, expected: 
     expected : like `actual`, optional
         Known values to compare with instead of the oracle's.
     **options
-        The keyword arguments of the call; ``out`` and ``num_threads`` are ignored.
+        The keyword arguments of the call; ``out``, ``num_threads`` and ``progress`` are ignored.
     """
     return_lse = options.pop("return_lse", False)
-    options = {name: value for name, value in options.items() if name not in ("out", "num_threads")}
+    options = {name: value for name, value in options.items() if name not in ("out", "num_threads", "progress")}
     dtype = result_dtype(q)
     if return_lse:
         assert isinstance(actual, tuple), f"expected (out, lse), got {type(actual).__name__}"

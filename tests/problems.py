@@ -38,6 +38,7 @@ DRAW = {
     "sinks": lambda random, lead, h, n, s: np.where(random.random(h) < 0.2, -np.inf, 2 * random.standard_normal(h)),
     "num_threads": lambda random, lead, h, n, s: int(random.integers(1, 5)),
     "return_lse": lambda random, lead, h, n, s: True,
+    "progress": lambda random, lead, h, n, s: lambda done: None,
 }
 OPTIONS = [*DRAW, "block_table", "out"]
 

@@ -141,6 +141,7 @@ FAULTY_OPTIONS: dict[str, list[Any]] = {
     "out": [np.zeros(3), None, [0.0], np.zeros((2, 5, 7), np.float16)],
     "return_lse": [1, None],
     "num_threads": [0, -1, 2**40, 1.0, "2", 2**70],
+    "progress": [0, "tqdm", [print], lambda: None],
     "nonsense": [0],
 }
 WILD = [np.nan, np.inf, -np.inf, 3e38, -3e38, 1e-42, 0.0, 1e30, 65504.0, 1e308]
