@@ -5,17 +5,20 @@ FASTATTN_NO_VECTOR_EXTENSION=1 builds the plain-loop tiles; FASTATTN_SANITIZE=ad
 FASTATTN_WERROR=1 turns the C++ compiler's warnings into errors.
 """
 
+import contextlib
 import os
-import platform
 import sys
+import sysconfig
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from Cython.Build import cythonize
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-X86 = platform.machine().lower() in {"x86_64", "amd64"}
+# Of the interpreter that is built for, which is not always the one that runs: cross compilers say so.
+X86 = sysconfig.get_platform().endswith(("x86_64", "amd64"))
 MSVC = sys.platform == "win32"
 
 # level: (flags for GCC and Clang, flags for MSVC, the macro that these flags must define)
@@ -25,6 +28,19 @@ if X86:
     V4 = [*V3, "-mavx512f", "-mavx512cd", "-mavx512vl", "-mavx512bw", "-mavx512dq", "-mprefer-vector-width=512"]
     LEVELS["avx2"] = (V3, ["/arch:AVX2"], "__AVX2__")
     LEVELS["avx512"] = (V4, ["/arch:AVX512"], "__AVX512DQ__")
+
+OPTIONAL_FLAGS = [
+    "-fvisibility=hidden",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-ffp-contract=fast",
+    "-Wall",
+    "-Wextra",
+    "-Wno-unused-function",
+    "-Wno-psabi",
+    "-Wno-unused-parameter",
+    "-Wno-missing-field-initializers",
+]
 
 DIRECTIVES = {
     "language_level": 3,
@@ -52,11 +68,26 @@ def extensions() -> list[Extension]:
     return built
 
 
+@contextlib.contextmanager
+def child_errors_hidden() -> Iterator[None]:
+    """What child processes write on standard error goes nowhere."""
+    sys.stderr.flush()
+    saved = os.dup(2)
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(saved, 2)
+        os.close(saved)
+
+
 class BuildWithProbes(build_ext):
     """Tries each optional flag on a few lines first, and says in one line what it does without."""
 
     def probe(self, flags: list[str], body: str = "int main() { return 0; }\n", link: bool = False) -> bool:
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as folder, child_errors_hidden():
             source = Path(folder, "probe.cpp")
             source.write_text(body)
             try:
@@ -67,59 +98,65 @@ class BuildWithProbes(build_ext):
                 return False
         return True
 
-    def build_extensions(self) -> None:
-        plain = ["-O3", "-std=c++17", "-fvisibility=hidden", "-Wall", "-Wextra"]
-        compile_flags = ["/O2", "/std:c++17"] if MSVC else plain
-        link_flags: list[str] = []
-        macros = []
-        if not MSVC:
-            optional = [
-                "-fno-math-errno",
-                "-fno-trapping-math",
-                "-ffp-contract=fast",
-                "-Wno-unused-function",
-                "-Wno-psabi",
-                "-Wno-unused-parameter",
-                "-Wno-missing-field-initializers",
-            ]
-            compile_flags += [flag for flag in optional if self.probe([flag])]
-        openmp = "/openmp" if MSVC else "-fopenmp"
-        if os.environ.get("FASTATTN_NO_OPENMP") or not self.probe([openmp], "#include <omp.h>\nint main() {}\n", True):
+    def optional_flags(self) -> list[str]:
+        """Those of the flags that help and that this compiler knows."""
+        flags = [] if MSVC else OPTIONAL_FLAGS
+        unknown = [flag for flag in flags if not self.probe([flag])]
+        for flag in unknown:
+            print(f"fastattn: this compiler does not know {flag}; building without it")
+        return [flag for flag in flags if flag not in unknown]
+
+    def openmp_flags(self) -> list[str]:
+        flags = ["/openmp"] if MSVC else ["-fopenmp"]
+        if os.environ.get("FASTATTN_NO_OPENMP") or not self.probe(flags, "#include <omp.h>\nint main() {}\n", True):
             print("fastattn: building without OpenMP, so calls run on one thread")
-        else:
-            compile_flags.append(openmp)
-            link_flags += [] if MSVC else [openmp]
+            return []
+        return flags
+
+    def level_flags(self, extension: Extension) -> list[str] | None:
+        """The flags of a kernel module's level; None when this compiler lacks them."""
+        gcc_flags, msvc_flags, macro = LEVELS.get(extension.name.rpartition(".")[2], ([], [], ""))
+        flags = msvc_flags if MSVC else gcc_flags
+        if macro and not self.probe(flags, f"#ifndef {macro}\n#error\n#endif\nint main() {{}}\n"):
+            print(f"fastattn: this compiler does not know {' '.join(flags)}; building without {extension.name}")
+            return None
+        return flags
+
+    def build_extensions(self) -> None:
+        compile_flags = ["/O2", "/std:c++17"] if MSVC else ["-O3", "-std=c++17", "-g0"]  # Python's own have -g
+        compile_flags += self.optional_flags()
+        openmp = self.openmp_flags()
+        compile_flags += openmp
+        link_flags = [] if MSVC else openmp
+        macros = []
         if os.environ.get("FASTATTN_NO_VECTOR_EXTENSION"):
             print("fastattn: building without compiler vectors, so tiles are plain loops")
             macros.append(("FASTATTN_NO_VECTOR_EXTENSION", "1"))
         if sanitizers := os.environ.get("FASTATTN_SANITIZE"):
             # -O1, because the passes after it merge accesses into vectors that ThreadSanitizer does not watch.
             compile_flags += [f"-fsanitize={sanitizers}", "-fno-omit-frame-pointer", "-g", "-O1"]
-            link_flags.append(f"-fsanitize={sanitizers}")
+            link_flags = [*link_flags, f"-fsanitize={sanitizers}"]
         if os.environ.get("FASTATTN_WERROR"):
             compile_flags.append("-Werror")
         kept = []
         for extension in self.extensions:
-            gcc_flags, msvc_flags, macro = LEVELS.get(extension.name.rpartition(".")[2], ([], [], ""))
-            level_flags = msvc_flags if MSVC else gcc_flags
-            if macro and not self.probe(level_flags, f"#ifndef {macro}\n#error\n#endif\nint main() {{}}\n"):
-                print(f"fastattn: this compiler does not know {' '.join(level_flags)}; {extension.name} is not built")
-                continue
-            extension.extra_compile_args = compile_flags + level_flags
-            extension.extra_link_args = link_flags
-            extension.define_macros = macros
-            kept.append(extension)
+            level_flags = self.level_flags(extension)
+            if level_flags is not None:
+                extension.extra_compile_args = compile_flags + level_flags
+                extension.extra_link_args = link_flags
+                extension.define_macros = macros
+                kept.append(extension)
+        # Here and not for every command: an sdist, or the question what a build needs, generates no C++.
+        generated = cythonize(
+            kept,
+            include_path=["src"],
+            compiler_directives=DIRECTIVES,
+            annotate=bool(os.environ.get("FASTATTN_ANNOTATE")),
+        )
+        for extension, cpp in zip(kept, generated, strict=True):
+            extension.sources = cpp.sources
         self.extensions = kept
         super().build_extensions()
 
 
-setup(
-    ext_modules=cythonize(
-        extensions(),
-        include_path=["src"],
-        compiler_directives=DIRECTIVES,
-        nthreads=0,
-        annotate=bool(os.environ.get("FASTATTN_ANNOTATE")),
-    ),
-    cmdclass={"build_ext": BuildWithProbes},
-)
+setup(ext_modules=extensions(), cmdclass={"build_ext": BuildWithProbes})

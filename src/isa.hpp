@@ -14,7 +14,8 @@
     defined(__AVX512DQ__)
 #define FASTATTN_ISA "avx512"
 #define FASTATTN_VECTOR_BYTES 64
-#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+// MSVC has no macros for FMA and F16C: /arch:AVX2 implies them.
+#elif defined(__AVX2__) && (defined(_MSC_VER) || (defined(__FMA__) && defined(__F16C__)))
 #define FASTATTN_ISA "avx2"
 #define FASTATTN_VECTOR_BYTES 32
 #else
