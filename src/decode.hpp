@@ -4,10 +4,11 @@
 //   dot tile       scores[key][row] = q[row] . k[key]         (a vector holds LANES / ROWS keys of ROWS rows)
 //   weighted tile  sums[row][:]    += weights[key][row] * v[key]
 //
-// Keys and values are of the computing type or int8 codes (Element), converted as they are loaded; the codes' scales
-// go into scores and weights, one multiplication per key instead of one per feature.
+// Keys and values are of the computing type, half types or int8 codes (Element), converted as they are loaded; the
+// codes' scales go into scores and weights, one multiplication per key instead of one per feature.
 #pragma once
 
+#include "rows.hpp"
 #include "softmax.hpp"
 
 namespace {
@@ -53,7 +54,7 @@ FASTATTN_INLINE void keep_order() {
 template <typename T, typename Element>
 FASTATTN_INLINE Vector<T> load_partial(const Element* from, std::ptrdiff_t count) {
     T numbers[lanes_of<T>] = {};
-    for (std::ptrdiff_t i = 0; i < count; ++i) numbers[i] = T(from[i]);
+    for (std::ptrdiff_t i = 0; i < count; ++i) numbers[i] = number_of<T>(from[i]);
     return load(numbers);
 }
 
@@ -80,18 +81,19 @@ FASTATTN_INLINE Vector<T> sum_each(Vector<T> (&parts)[lanes_of<T>]) {
 #endif
 }
 
-// One vector of scores: n_keys keys of ROWS rows, the lanes beyond them repeat the first key.
+// One vector of scores: n_keys keys of ROWS rows, the lanes beyond them repeat the first key. Meanwhile the keys
+// `ahead` bytes further and these keys' values (rows of v_bytes, v_row bytes apart) are brought nearer.
 template <typename T, int ROWS, typename Element>
 FASTATTN_INLINE void dot_tile(T* scores, const T* q, const Element* k, std::ptrdiff_t k_stride, std::ptrdiff_t n_keys,
-                              std::ptrdiff_t head_dim, std::ptrdiff_t ahead, const Element* v,
-                              std::ptrdiff_t v_stride, std::ptrdiff_t value_dim) {
+                              std::ptrdiff_t head_dim, std::ptrdiff_t ahead, const char* v, std::ptrdiff_t v_row,
+                              std::ptrdiff_t v_bytes) {
     constexpr int n = lanes_of<T>, keys = n / ROWS;
     const std::ptrdiff_t width = (head_dim + n - 1) / n * n, whole = head_dim / n * n;
     Vector<T> parts[n] = {};
     FASTATTN_UNROLL
     for (int key = 0; key < keys; ++key) {
         const Element* row = k + (key < n_keys ? key : 0) * k_stride;
-        if (key < n_keys) prefetch_rows(v + key * v_stride, v_stride, 1, value_dim);
+        if (key < n_keys) prefetch_bytes(v + key * v_row, v_bytes);
         for (std::ptrdiff_t d = 0; d < whole; d += n) {
             if (d * std::ptrdiff_t(sizeof(Element)) % 64 == 0) prefetch((const char*)(row + d) + ahead);
             const Vector<T> x = load_as<T>(row + d);
@@ -112,11 +114,11 @@ FASTATTN_INLINE void dot_tile(T* scores, const T* q, const Element* k, std::ptrd
 template <typename T, int ROWS, typename Element>
 FASTATTN_NOINLINE void dot_rows(T* scores, const T* q, const Element* k, std::ptrdiff_t k_stride,
                                 std::ptrdiff_t n_keys, std::ptrdiff_t head_dim, std::ptrdiff_t ahead,
-                                const Element* v, std::ptrdiff_t v_stride, std::ptrdiff_t value_dim) {
+                                const char* v, std::ptrdiff_t v_row, std::ptrdiff_t v_bytes) {
     constexpr int keys = lanes_of<T> / ROWS;
     for (std::ptrdiff_t key = 0; key < n_keys; key += keys)
         dot_tile<T, ROWS>(scores + key * ROWS, q, k + key * k_stride, k_stride, n_keys - key, head_dim, ahead,
-                          v + key * v_stride, v_stride, value_dim);
+                          v + key * v_row, v_row, v_bytes);
 }
 
 // HELD of the rows: sums (HELD, VECTORS registers) = sums * rescale[row] + weights^T @ v. weights (n_keys, ROWS).
@@ -165,7 +167,7 @@ FASTATTN_NOINLINE void weighted_rows(T* sums, const T* weights, const Element* v
         for (int r = 0; r < ROWS; ++r) {
             T sum = 0;
             for (std::ptrdiff_t key = 0; key < n_keys; ++key)
-                sum += weights[key * ROWS + r] * T(v[key * v_stride + feature]);
+                sum += weights[key * ROWS + r] * number_of<T>(v[key * v_stride + feature]);
             sums[r * n_features + feature] = sums[r * n_features + feature] * rescale[r] + sum;
         }
     }
@@ -233,13 +235,15 @@ FASTATTN_NOINLINE void decode_softmax_rows(T unit, T* scores, std::ptrdiff_t n_k
         default: if constexpr (decode_rows_of<T> >= 8) CALL(8);       \
     }
 
-template <typename T, typename Element>
-inline void decode_scores(int rows, T* scores, const T* q, const Element* k, std::ptrdiff_t k_stride,
-                          std::ptrdiff_t n_keys, std::ptrdiff_t head_dim, std::ptrdiff_t ahead, const Element* v,
-                          std::ptrdiff_t v_stride, std::ptrdiff_t value_dim) {
-#define CALL(ROWS) dot_rows<T, ROWS>(scores, q, k, k_stride, n_keys, head_dim, ahead, v, v_stride, value_dim)
-    FASTATTN_FOR_ROWS(CALL)
+template <typename T>
+inline void decode_scores(int rows, T* scores, const T* q, const void* keys, int kind, std::ptrdiff_t k_stride,
+                          std::ptrdiff_t n_keys, std::ptrdiff_t head_dim, std::ptrdiff_t ahead, const void* v,
+                          std::ptrdiff_t v_row, std::ptrdiff_t v_bytes) {
+    with_element<T>(kind, keys, [=](auto k) {
+#define CALL(ROWS) dot_rows<T, ROWS>(scores, q, k, k_stride, n_keys, head_dim, ahead, (const char*)v, v_row, v_bytes)
+        FASTATTN_FOR_ROWS(CALL)
 #undef CALL
+    });
 }
 
 template <typename T>
@@ -263,12 +267,14 @@ inline void multiply_weights(int rows, T* weights, const T* scales, std::ptrdiff
 #undef CALL
 }
 
-template <typename T, typename Element>
-inline void decode_values(int rows, T* sums, const T* weights, const Element* v, std::ptrdiff_t v_stride,
+template <typename T>
+inline void decode_values(int rows, T* sums, const T* weights, const void* values, int kind, std::ptrdiff_t v_stride,
                           std::ptrdiff_t n_keys, std::ptrdiff_t n_features, const T* rescale) {
+    with_element<T>(kind, values, [=](auto v) {
 #define CALL(ROWS) weighted_rows<T, ROWS>(sums, weights, v, v_stride, n_keys, n_features, rescale)
-    FASTATTN_FOR_ROWS(CALL)
+        FASTATTN_FOR_ROWS(CALL)
 #undef CALL
+    });
 }
 
 #undef FASTATTN_FOR_ROWS

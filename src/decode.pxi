@@ -6,7 +6,6 @@
 
 cdef enum:
     chunk_keys = 1024
-    decode_block = 64               # keys per softmax: their values are in the second-level cache when they are summed
 
 cdef struct Decoding:               # the rows of one (entry, key/value head)
     Lanes lanes
@@ -95,34 +94,15 @@ cdef void exclude_keys(const Decoding* decoding, real* scores, Py_ssize_t start,
                 scores[key * decoding.rows + row] = -INFINITY
 
 
-cdef inline bint is_quantized_in_place(const Problem* problem) noexcept nogil:
-    """Whether keys and values are int8 codes that the tiles can read where they lie."""
-    return problem.k.kind == kind_int8 and problem.k.column == 1 and problem.v.column == 1
-
-
-cdef void fetch_codes(const Problem* problem, const Entry* entry, Py_ssize_t kv_head, Block* block,
-                      real* scales) noexcept nogil:
-    """The block's int8 keys and values in place, and their scales in scales (2, decode_block + a vector)."""
-    cdef Py_ssize_t n_keys = block.end - block.start, n = vector_lanes(scales), lane
-    cdef real* value_scales = scales + decode_block + n
-    block.k, block.k_stride = key_row(problem, &problem.k, entry, kv_head, block.start), problem.k.row
-    block.v, block.v_stride = key_row(problem, &problem.v, entry, kv_head, block.start), problem.v.row
-    load_row(scales, key_row(problem, &problem.k_scales, entry, kv_head, block.start), problem.k_scales.row, n_keys,
-             kind_float32)
-    load_row(value_scales, key_row(problem, &problem.v_scales, entry, kv_head, block.start), problem.v_scales.row,
-             n_keys, kind_float32)
-    for lane in range(n):
-        scales[n_keys + lane] = value_scales[n_keys + lane] = 0
-    block.k_scales, block.v_scales = scales, value_scales
-
-
 cdef void decode_keys(const Problem* problem, const Entry* entry, const Decoding* decoding, const real* q,
-                      const Block* block, real* state, real* scores, real* rescale, real* bias) noexcept nogil:
-    """One block of keys: scores, softmax, weighted sum."""
+                      const DecodeBlock* block, real* state, real* scores, real* rescale, real* bias) noexcept nogil:
+    """One block of keys: scores, softmax, weighted sum. A careful block is one run of the computing type."""
     cdef Py_ssize_t n_keys = block.end - block.start, n = vector_lanes(q)
     cdef Py_ssize_t padded = (n_keys * decoding.rows + n - 1) // n * n, i
     cdef int rows = decoding.rows
     cdef real* maximum = state + rows * problem.value_dim
+    cdef real ones[max_lanes]
+    cdef const Run* run
     cdef BlockContent content = block_open
     cdef bint all_visible = (block.start >= decoding.lanes.highest_first
                              and block.end <= decoding.lanes.lowest_last)
@@ -131,14 +111,12 @@ cdef void decode_keys(const Problem* problem, const Entry* entry, const Decoding
                              bias + 2 * padded)
         if content == block_hidden:
             return
+    for i in range(block.n_runs):
+        run = &block.runs[i]
+        decode_scores(rows, scores + run.first * rows, q, run.k, block.k_kind, block.k_stride, run.n_keys,
+                      problem.head_dim, run.ahead, run.v, block.v_row, block.v_bytes)
     if block.k_scales != NULL:
-        if real is float:           # codes go with no other computing type
-            decode_scores(rows, scores, q, <const int8_t*>block.k, block.k_stride, n_keys, problem.head_dim,
-                          problem.ahead, <const int8_t*>block.v, block.v_stride, problem.value_dim)
-            multiply_scores(rows, scores, <const real*>block.k_scales, n_keys)
-    else:
-        decode_scores(rows, scores, q, <const real*>block.k, block.k_stride, n_keys, problem.head_dim, problem.ahead,
-                      <const real*>block.v, block.v_stride, problem.value_dim)
+        multiply_scores(rows, scores, <const real*>block.k_scales, n_keys)
     apply_bias(problem, content, <const real*>bias, padded, scores, <real*>NULL)
     if content == block_masked:
         exclude_masked(scores, bias, padded)
@@ -149,23 +127,25 @@ cdef void decode_keys(const Problem* problem, const Entry* entry, const Decoding
     decode_softmax(rows, <real>problem.unit, scores, n_keys, maximum, maximum + rows, rescale)
     if block.careful:
         scale_weights(scores, n_keys * rows, <real>guard)
-    if block.v_scales != NULL:      # codes are finite, and what is excluded has a weight of 0
-        if real is float:
-            multiply_weights(rows, scores, <const real*>block.v_scales, n_keys)
-            decode_values(rows, state, scores, <const int8_t*>block.v, block.v_stride, n_keys, problem.value_dim,
-                          rescale)
-    elif (not block.careful or (all_visible and content == block_open)
-            or all_finite(<const real*>block.v, block.v_stride, n_keys, problem.value_dim)):
-        decode_values(rows, state, scores, <const real*>block.v, block.v_stride, n_keys, problem.value_dim, rescale)
-    else:
-        add_selected_values(problem, decoding, state, scores, <const real*>block.v, block.v_stride, block.start,
-                            n_keys, rescale, <real*>NULL if content == block_open else bias)
+    if block.v_scales != NULL:
+        multiply_weights(rows, scores, <const real*>block.v_scales, n_keys)
+    if block.careful and not (all_visible and content == block_open) and not all_finite(
+            <const real*>block.runs[0].v, block.v_stride, n_keys, problem.value_dim):
+        add_selected_values(problem, decoding, state, scores, <const real*>block.runs[0].v, block.v_stride,
+                            block.start, n_keys, rescale, <real*>NULL if content == block_open else bias)
+        return
+    for i in range(rows):
+        ones[i] = 1
+    for i in range(block.n_runs):
+        run = &block.runs[i]
+        decode_values(rows, state, scores + run.first * rows, run.v, block.v_kind, block.v_stride, run.n_keys,
+                      problem.value_dim, rescale if i == 0 else ones)
 
 
 cdef void decode_chunk(const Problem* problem, const Entry* entry, Py_ssize_t kv_head, const Decoding* decoding,
                        Py_ssize_t chunk, bint careful, const real* q, real* state, real* scratch) noexcept nogil:
     """state = attention over the keys of one chunk, from nothing."""
-    cdef Py_ssize_t start = max(chunk * chunk_keys, decoding.lanes.lowest_first), n_keys
+    cdef Py_ssize_t start = max(chunk * chunk_keys, decoding.lanes.lowest_first)
     cdef Py_ssize_t end = min((chunk + 1) * chunk_keys, decoding.lanes.highest_last)
     cdef Py_ssize_t n = vector_lanes(q)
     cdef real* rescale = scratch
@@ -174,22 +154,12 @@ cdef void decode_chunk(const Problem* problem, const Entry* entry, Py_ssize_t kv
     cdef real* key_rows = scales + 2 * (decode_block + n)
     cdef real* value_rows = key_rows + decode_block * problem.head_dim
     cdef real* bias = value_rows + decode_block * problem.value_dim
-    cdef bint quantized = is_quantized_in_place(problem)
-    cdef Block block
+    cdef DecodeBlock block
     clear_state(problem, state, decoding.rows)
-    block.careful, block.k_scales, block.v_scales = careful, NULL, NULL
+    block.careful = careful
     while start < end:
         block.start, block.end = start, min(end, start - start % decode_block + decode_block)
-        if problem.pages != NULL and (quantized or (problem.k.direct and problem.v.direct)):
-            block.end = min(block.end, start - start % problem.page_size + problem.page_size)  # in place
-        n_keys = block.end - start
-        if quantized:
-            fetch_codes(problem, entry, kv_head, &block, scales)
-        else:
-            block.k = fetch_rows(problem, &problem.k, &problem.k_scales, entry, kv_head, start, n_keys,
-                                 problem.head_dim, True, key_rows, &block.k_stride)
-            block.v = fetch_rows(problem, &problem.v, &problem.v_scales, entry, kv_head, start, n_keys,
-                                 problem.value_dim, True, value_rows, &block.v_stride)
+        fetch_runs(problem, entry, kv_head, &block, key_rows, value_rows, scales)
         decode_keys(problem, entry, decoding, q, &block, state, scores, rescale, bias)
         start = block.end
 

@@ -69,11 +69,32 @@ cdef struct Block:                  # keys [start, end) and their rows, fetched
     Py_ssize_t start, end, k_stride, v_stride
     const void* k
     const void* v
-    const void* k_scales            # decoding int8 codes in place: one per key, padded to whole vectors; else NULL
-    const void* v_scales
     bint careful                    # take care of excluded values and of sums beyond the type's range
     int finite                      # whether all values are finite: 1, 0, or -1 for not looked yet
     bint fetched                    # a panel has been through: the values are in a cache
+
+
+cdef void change_scores_of_block(const Problem* problem, const Lanes* lanes, BlockContent content, Py_ssize_t start,
+                                 Py_ssize_t n_keys, real* scores, const real* bias, const int8_t* hidden,
+                                 real* maximum, real* first, real* last) noexcept nogil:
+    """What the options do to a block's scores (n_keys, lanes), keys [start, start + n_keys); maximum is raised, and
+    first and last (lanes) become the keys of the block between which each lane sees."""
+    cdef Py_ssize_t n_lanes = panel_lanes(scores), lane
+    cdef bint all_visible = start >= lanes.highest_first and start + n_keys <= lanes.lowest_last
+    cdef bint raised = apply_bias(problem, content, bias, n_keys * n_lanes, scores, maximum if all_visible else NULL)
+    for lane in range(n_lanes):
+        first[lane] = <real>min(max(lanes.first[lane] - start, 0), n_keys)
+        last[lane] = <real>min(max(lanes.last[lane] - start, 0), n_keys)
+    if not all_visible:
+        exclude_outside(scores, 0, min(lanes.highest_first - start, n_keys), first, last)
+        exclude_outside(scores, max(lanes.lowest_last - start, 0), n_keys, first, last)
+    if problem.byte_mask and content == block_masked:
+        exclude_hidden(scores, hidden, n_keys, maximum)
+        return
+    if content == block_masked:
+        exclude_masked(scores, bias, n_keys * n_lanes)
+    if not raised:
+        raise_maximum(maximum, scores, n_keys)
 
 
 cdef void attend_block(const Problem* problem, const Entry* entry, const Lanes* lanes, real* panel, Block* block,
@@ -93,9 +114,7 @@ cdef void attend_block(const Problem* problem, const Entry* entry, const Lanes* 
     cdef int8_t* hidden = <int8_t*>(bias + n_keys * n_lanes)
     cdef BlockContent content = block_open
     cdef bint all_visible = start >= lanes.highest_first and end <= lanes.lowest_last
-    cdef bint raised
     cdef const real* fetched = NULL
-    cdef Py_ssize_t lane
     if n_keys <= 0:
         return
     if problem.byte_mask:
@@ -113,21 +132,7 @@ cdef void attend_block(const Problem* problem, const Entry* entry, const Lanes* 
         score_block(problem, lanes, panel, k, block.k_stride, n_keys, True, scores, maximum, fetched, block.v_stride)
     else:
         score_block(problem, lanes, panel, k, block.k_stride, n_keys, False, scores, maximum, fetched, block.v_stride)
-        raised = apply_bias(problem, content, <const real*>bias, n_keys * n_lanes, scores,
-                            maximum if all_visible else NULL)
-        for lane in range(n_lanes):
-            first[lane] = <real>min(max(lanes.first[lane] - start, 0), n_keys)
-            last[lane] = <real>min(max(lanes.last[lane] - start, 0), n_keys)
-        if not all_visible:
-            exclude_outside(scores, 0, min(lanes.highest_first - start, n_keys), first, last)
-            exclude_outside(scores, max(lanes.lowest_last - start, 0), n_keys, first, last)
-        if problem.byte_mask and content == block_masked:
-            exclude_hidden(scores, hidden, n_keys, maximum)
-        else:
-            if content == block_masked:
-                exclude_masked(scores, bias, n_keys * n_lanes)
-            if not raised:
-                raise_maximum(maximum, scores, n_keys)
+        change_scores_of_block(problem, lanes, content, start, n_keys, scores, bias, hidden, maximum, first, last)
     softmax_block(lanes.vectors, <real>problem.unit, scores, n_keys, maximum, previous, total, rescale)
     if not block.careful:
         value_block(problem, lanes, sums, scores, v, block.v_stride, n_keys, rescale if begun[0] else NULL)

@@ -14,7 +14,8 @@ cdef struct Tensor:
     char* data                      # NULL: absent
     Py_ssize_t entry, head, row, column
     int kind
-    bint direct                     # computing type, unit stride, aligned: usable in place
+    bint packed                     # rows of neighbouring, aligned elements
+    bint direct                     # that, and of the computing type: usable in place
 
 cdef struct Problem:
     Tensor q, k, v, out             # (entries, H or K, N or S, D or E)
@@ -36,7 +37,6 @@ cdef struct Problem:
     const int64_t* key_bounds
     const int64_t* pages            # (entries, pages_per_entry) page numbers, or NULL
     Py_ssize_t pages_per_entry, page_size
-    Py_ssize_t ahead                # bytes by which decoding prefetches
     const double* slopes            # (entries, H) ALiBi slopes, or NULL
     const double* sinks             # (H,) or NULL
 
@@ -51,9 +51,10 @@ cdef Tensor describe(char* data, Py_ssize_t* strides, int kind, Py_ssize_t item_
     tensor.data = data
     tensor.entry, tensor.head, tensor.row, tensor.column = strides[0], strides[1], strides[2], strides[3]
     tensor.kind = kind
-    tensor.direct = (in_place and tensor.column == item_size
+    tensor.packed = (tensor.column == item_size
                      and (<size_t>data | <size_t>tensor.entry | <size_t>tensor.head | <size_t>tensor.row)
                      % <size_t>item_size == 0)
+    tensor.direct = in_place and tensor.packed
     return tensor
 
 

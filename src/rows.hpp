@@ -19,6 +19,11 @@ enum ElementKind : int {
 template <typename T>
 constexpr int kind_of = sizeof(T) == 4 ? kind_float32 : kind_float64;
 
+template <typename T>
+constexpr int kind_of_number(const T*) {
+    return kind_of<T>;
+}
+
 FASTATTN_INLINE float float_from_bits(std::uint32_t bits) {
     float x;
     std::memcpy(&x, &bits, sizeof x);
@@ -58,6 +63,85 @@ FASTATTN_INLINE std::uint16_t bfloat16_from_float(float x) {
     const std::uint32_t bits = bits_from_float(x);
     if ((bits & 0x7fffffffu) > 0x7f800000u) return std::uint16_t((bits >> 16) | 0x0040u);
     return std::uint16_t((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
+// The elements of arrays that are not of the computing type, as the tiles read them.
+struct Float16 {
+    std::uint16_t bits;
+};
+struct BFloat16 {
+    std::uint16_t bits;
+};
+
+template <typename T>
+FASTATTN_INLINE T number_of(T x) {
+    return x;
+}
+template <typename T>
+FASTATTN_INLINE T number_of(std::int8_t x) {
+    return T(x);
+}
+template <typename T>
+FASTATTN_INLINE T number_of(Float16 x) {
+    return T(float_from_half(x.bits));
+}
+template <typename T>
+FASTATTN_INLINE T number_of(BFloat16 x) {
+    return T(float_from_bfloat16(x.bits));
+}
+
+// LANES elements, converted to T as they are loaded.
+template <typename T>
+FASTATTN_INLINE Vector<T> load_as(const T* from) {
+    return load(from);
+}
+
+template <typename T>
+FASTATTN_INLINE Vector<T> load_as(const std::int8_t* from) {
+#if FASTATTN_VECTOR_EXTENSION
+    return __builtin_convertvector(widen<T>(from), Vector<T>);
+#else
+    T numbers[lanes_of<T>];
+    for (int lane = 0; lane < lanes_of<T>; ++lane) numbers[lane] = T(from[lane]);
+    return load(numbers);
+#endif
+}
+
+template <typename T>
+FASTATTN_INLINE Vector<T> load_as(const Float16* from) {
+#if FASTATTN_VECTOR_BYTES == 64
+    return (Vector<T>)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from));
+#elif FASTATTN_VECTOR_BYTES == 32
+    return (Vector<T>)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)from));
+#else
+    T numbers[lanes_of<T>];
+    for (int lane = 0; lane < lanes_of<T>; ++lane) numbers[lane] = number_of<T>(from[lane]);
+    return load(numbers);
+#endif
+}
+
+template <typename T>
+FASTATTN_INLINE Vector<T> load_as(const BFloat16* from) {
+#if FASTATTN_VECTOR_BYTES == 64
+    return (Vector<T>)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)from)), 16);
+#elif FASTATTN_VECTOR_BYTES == 32
+    return (Vector<T>)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)from)), 16);
+#else
+    T numbers[lanes_of<T>];
+    for (int lane = 0; lane < lanes_of<T>; ++lane) numbers[lane] = number_of<T>(from[lane]);
+    return load(numbers);
+#endif
+}
+
+// call(pointer) with a pointer to the element type of this kind; kinds other than T's own go with float only.
+template <typename T, typename Call>
+FASTATTN_INLINE void with_element(int kind, const void* at, Call call) {
+    if constexpr (sizeof(T) == 4) {
+        if (kind == kind_int8) return call((const std::int8_t*)at);
+        if (kind == kind_float16) return call((const Float16*)at);
+        if (kind == kind_bfloat16) return call((const BFloat16*)at);
+    }
+    call((const T*)at);
 }
 
 template <typename T, typename From, typename Convert>

@@ -36,6 +36,7 @@ cdef extern from "softmax.hpp" nogil:
 
 cdef extern from "rows.hpp" nogil:
     int kind_float32, kind_float64, kind_float16, kind_bfloat16, kind_bool, kind_int8
+    int kind_of_number[T](const T* number)
     void load_row[T](T* to, const char* source, Py_ssize_t stride, Py_ssize_t count, int kind)
     void dequantize_row[T](T* to, const char* source, Py_ssize_t stride, Py_ssize_t count, T scale)
     void store_row[T](char* to, Py_ssize_t stride, const T* source, Py_ssize_t count, int kind)
@@ -57,14 +58,14 @@ cdef extern from "decode.hpp" nogil:
     int vector_lanes[T](const T* kind)
     void prefetch_bytes(const char* start, Py_ssize_t count)
     void prefetch_rows[T](const T* rows, Py_ssize_t stride, Py_ssize_t n_rows, Py_ssize_t n_columns)
-    void decode_scores[T, Element](int rows, T* scores, const T* q, const Element* k, Py_ssize_t k_stride,
-                                   Py_ssize_t n_keys, Py_ssize_t head_dim, Py_ssize_t ahead, const Element* v,
-                                   Py_ssize_t v_stride, Py_ssize_t value_dim)
+    void decode_scores[T](int rows, T* scores, const T* q, const void* keys, int kind, Py_ssize_t k_stride,
+                          Py_ssize_t n_keys, Py_ssize_t head_dim, Py_ssize_t ahead, const void* v, Py_ssize_t v_row,
+                          Py_ssize_t v_bytes)
     void decode_softmax[T](int rows, T unit, T* scores, Py_ssize_t n_keys, T* maximum, T* total, T* rescale)
     void multiply_scores[T](int rows, T* scores, const T* scales, Py_ssize_t n_keys)
     void multiply_weights[T](int rows, T* weights, const T* scales, Py_ssize_t n_keys)
-    void decode_values[T, Element](int rows, T* sums, const T* weights, const Element* v, Py_ssize_t v_stride,
-                                   Py_ssize_t n_keys, Py_ssize_t n_features, const T* rescale)
+    void decode_values[T](int rows, T* sums, const T* weights, const void* values, int kind, Py_ssize_t v_stride,
+                          Py_ssize_t n_keys, Py_ssize_t n_features, const T* rescale)
 
 cdef extern from "parallel.hpp" nogil:
     cdef cppclass ItemCounter:

@@ -250,23 +250,6 @@ FASTATTN_INLINE Vector<T> opaque(Vector<T> x) {
     return x;
 }
 
-// LANES elements, converted to T as they are loaded.
-template <typename T>
-FASTATTN_INLINE Vector<T> load_as(const T* from) {
-    return load(from);
-}
-
-template <typename T>
-FASTATTN_INLINE Vector<T> load_as(const std::int8_t* from) {
-#if FASTATTN_VECTOR_EXTENSION
-    return __builtin_convertvector(widen<T>(from), Vector<T>);
-#else
-    T numbers[lanes_of<T>];
-    for (int lane = 0; lane < lanes_of<T>; ++lane) numbers[lane] = T(from[lane]);
-    return load(numbers);
-#endif
-}
-
 // ---- transposition of a LANES x LANES square held in LANES registers: log2(LANES) stages of two-source
 // shuffles, each exchanging the off-diagonal halves of blocks of 2*HALF.
 

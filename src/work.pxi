@@ -143,7 +143,6 @@ cdef int run(Problem* problem, int num_threads, object source, const real* kind)
     cdef char* memory
     cdef char* aligned
     cdef int n_workers
-    problem.ahead = 8192
     progress = None
     if source is not None:
         options = Options(source)
