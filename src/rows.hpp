@@ -110,7 +110,7 @@ FASTATTN_INLINE Vector<T> load_as(const std::int8_t* from) {
 template <typename T>
 FASTATTN_INLINE Vector<T> load_as(const Float16* from) {
 #if FASTATTN_VECTOR_BYTES == 64
-    return (Vector<T>)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from));
+    return (Vector<T>)_mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256((const __m256i*)from));
 #elif FASTATTN_VECTOR_BYTES == 32
     return (Vector<T>)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)from));
 #else
@@ -123,7 +123,8 @@ FASTATTN_INLINE Vector<T> load_as(const Float16* from) {
 template <typename T>
 FASTATTN_INLINE Vector<T> load_as(const BFloat16* from) {
 #if FASTATTN_VECTOR_BYTES == 64
-    return (Vector<T>)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)from)), 16);
+    const __m512i wide = _mm512_maskz_cvtepu16_epi32(0xffff, _mm256_loadu_si256((const __m256i*)from));
+    return (Vector<T>)_mm512_maskz_slli_epi32(0xffff, wide, 16);
 #elif FASTATTN_VECTOR_BYTES == 32
     return (Vector<T>)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)from)), 16);
 #else
