@@ -67,8 +67,8 @@ FASTATTN_NOINLINE void score_rows(T* scores, const T* panel, const T* k, std::pt
 }
 
 // sums (ROWS, lanes) = sums * rescale + the block's own sum, which starts from zero so that rounding errors grow with
-// the number of blocks and not of keys. A null rescale: there are no sums yet. weights (n_keys, lanes), v (n_keys, ROWS)
-// v_stride apart.
+// the number of blocks and not of keys. A null rescale: there are no sums yet. weights (n_keys, lanes), v (n_keys,
+// ROWS), its rows v_stride apart.
 template <typename T, int ROWS, int VECTORS>
 FASTATTN_NOINLINE void value_rows(T* sums, const T* weights, const T* v, std::ptrdiff_t v_stride,
                                   std::ptrdiff_t n_keys, const T* rescale) {
