@@ -24,16 +24,18 @@ cdef struct DecodeBlock:
     Run runs[decode_block]
 
 
-cdef inline Py_ssize_t item_size(int kind) noexcept nogil:
-    return 8 if kind == kind_float64 else 4 if kind == kind_float32 else 1 if kind == kind_int8 else 2
+cdef inline int item_bits(int kind) noexcept nogil:
+    """The binary logarithm of an element's size."""
+    return 3 if kind == kind_float64 else 2 if kind == kind_float32 else 0 if kind == kind_int8 else 1
 
 
 cdef inline Py_ssize_t bytes_ahead(const Problem* problem, const Entry* entry, Py_ssize_t kv_head,
                                    Py_ssize_t key) noexcept nogil:
     """From a key's row to the one `prefetch_distance` later, in pages the one at the same place of a later page."""
-    cdef Py_ssize_t keys = prefetch_distance // max(1, problem.head_dim * item_size(problem.k.kind))
+    cdef Py_ssize_t keys
     if problem.pages == NULL:
         return prefetch_distance
+    keys = prefetch_distance // max(1, problem.head_dim << item_bits(problem.k.kind))
     keys = (keys // problem.page_size + 1) * problem.page_size
     if key + keys >= entry.n_keys:
         return 0
@@ -64,9 +66,9 @@ cdef void fetch_runs(const Problem* problem, const Entry* entry, Py_ssize_t kv_h
     cdef const real* k = NULL
     cdef const real* v = NULL
     cdef Run* run
-    block.k_kind, block.k_stride = problem.k.kind, problem.k.row // item_size(problem.k.kind)
-    block.v_kind, block.v_stride = problem.v.kind, problem.v.row // item_size(problem.v.kind)
-    block.v_row, block.v_bytes = problem.v.row, problem.value_dim * item_size(problem.v.kind)
+    block.k_kind, block.k_stride = problem.k.kind, problem.k.row >> item_bits(problem.k.kind)
+    block.v_kind, block.v_stride = problem.v.kind, problem.v.row >> item_bits(problem.v.kind)
+    block.v_row, block.v_bytes = problem.v.row, problem.value_dim << item_bits(problem.v.kind)
     block.k_scales = block.v_scales = NULL
     if not k_in_place:
         k = fetch_rows(problem, &problem.k, &problem.k_scales, entry, kv_head, key, n_keys, problem.head_dim, True,
