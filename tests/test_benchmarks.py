@@ -11,7 +11,7 @@ import pytest
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 pytest.importorskip("benchmarks", reason="the benchmarks are not part of an installed package")
 
-from benchmarks import accuracy, report, results, tables, threads
+from benchmarks import accuracy, costs, report, results, tables, threads
 from benchmarks.cases import CACHE_CASES, CASES, GROUPS, SCALING_CASES, SERIES, case, make_inputs, visible
 from benchmarks.implementations import IMPLEMENTATIONS, Unsupported
 from benchmarks.limits import Limit
@@ -246,3 +246,12 @@ def test_accuracy_table_has_every_dtype_and_call() -> None:
     expected = {(kind, dtype) for kind in accuracy.QUERIES for dtype in accuracy.DTYPES}
     assert {(row[0].removeprefix("| "), row[1]) for row in rows if row[2] == "fastattn"} == expected
     assert all(float(cell.removesuffix(" |")) < 4 for row in rows for cell in row[3:])
+
+
+def test_costs_table_has_every_variant() -> None:
+    names = [name for name, _ in costs.variants(20)]
+    lines = costs.table((20, 33), 0.0).splitlines()
+    assert lines[0] == "| | N = 20 | N = 33 |"
+    rows = [line.strip("| ").split(" | ") for line in lines[2:]]
+    assert [row[0] for row in rows] == names[1:]
+    assert all(np.isfinite(float(cell)) for row in rows for cell in row[1:])
