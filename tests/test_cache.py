@@ -188,7 +188,6 @@ def test_a_full_entry_is_refused_before_anything_is_written(lengths):
     cache = KVCache(2, 1, 8, 4)
     rows = np.ones((2, 1, 8, 4), np.float32)
     cache.append(rows, rows, lengths=lengths)
-    before = [cache.keys.copy(), cache.values.copy()]
     token = np.full((2, 1, 1, 4), 7, np.float32)
     if max(lengths) == cache.capacity:
         with pytest.raises(ValueError, match=r"capacity of 8 rows, got 1 for entry 0, which holds 8"):
@@ -196,11 +195,10 @@ def test_a_full_entry_is_refused_before_anything_is_written(lengths):
         assert list(cache.lengths) == lengths
     else:
         cache.append(token, token)
-        for array in before:
-            array[0, :, 7], array[1, :, 3] = 7, 7
         assert list(cache.lengths) == [8, 4]
-    for now, then in zip((cache.keys, cache.values), before, strict=True):
-        assert all(np.array_equal(now[i, :, :n], then[i, :, :n]) for i, n in enumerate(cache.lengths))
+        rows[0, :, 7], rows[1, :, 3] = 7, 7
+    for stored in (cache.keys, cache.values):
+        assert all(np.array_equal(stored[i, :, :n], rows[i, :, :n]) for i, n in enumerate(cache.lengths))
 
 
 def test_views_are_the_cache():
