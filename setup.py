@@ -28,6 +28,7 @@ if X86:
     V4 = [*V3, "-mavx512f", "-mavx512cd", "-mavx512vl", "-mavx512bw", "-mavx512dq", "-mprefer-vector-width=512"]
     LEVELS["avx2"] = (V3, ["/arch:AVX2"], "__AVX2__")
     LEVELS["avx512"] = (V4, ["/arch:AVX512"], "__AVX512DQ__")
+    LEVELS["avx512_bf16"] = ([*V4, "-mavx512bf16"], ["/arch:AVX512"], "__AVX512BF16__")
 
 OPTIONAL_FLAGS = [
     "-fvisibility=hidden",

@@ -12,7 +12,7 @@ import os
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-LEVELS = ("baseline", "avx2", "avx512")
+LEVELS = ("baseline", "avx2", "avx512", "avx512_bf16")
 """Instruction-set levels, lowest first."""
 
 
@@ -38,8 +38,8 @@ def available_isas() -> tuple[str, ...]:
     Returns
     -------
     tuple of str
-        Lowest first, of ``"baseline"``, ``"avx2"`` (x86-64-v3) and ``"avx512"`` (x86-64-v4). On AArch64 the
-        baseline is NEON.
+        Lowest first, of ``"baseline"``, ``"avx2"`` (x86-64-v3), ``"avx512"`` (x86-64-v4) and ``"avx512_bf16"``
+        (that and AVX512_BF16). On AArch64 the baseline is NEON.
 
     Examples
     --------

@@ -84,6 +84,7 @@ def attention_half(const uint16_t[:, :, :, :] q, const uint16_t[:, :, :, :] k, c
     cdef Problem problem
     cdef int kind = kind_bfloat16 if bfloat16 else kind_float16
     begin(&problem, q.shape, k.shape, v.shape, scale)
+    problem.pairs = has_pair_products and bfloat16 and problem.query_factor == 1
     problem.q = describe(<char*>&q[0, 0, 0, 0], q.strides, kind, 2, False)
     problem.k = describe(<char*>&k[0, 0, 0, 0], k.strides, kind, 2, False)
     problem.v = describe(<char*>&v[0, 0, 0, 0], v.strides, kind, 2, False)

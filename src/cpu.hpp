@@ -53,7 +53,7 @@ inline bool bits(unsigned word, std::initializer_list<int> positions) {
     return true;
 }
 
-// 0: baseline, 1: x86-64-v3 (AVX2), 2: x86-64-v4 (AVX-512 F, CD, BW, DQ, VL)
+// 0: baseline, 1: x86-64-v3 (AVX2), 2: x86-64-v4 (AVX-512 F, CD, BW, DQ, VL), 3: that and AVX512_BF16
 inline int cpu_level() {
     const unsigned long long state = enabled_state();
     const Registers one = cpuid(1, 0), seven = cpuid(7, 0);
@@ -61,7 +61,9 @@ inline int cpu_level() {
     const bool v3 = avx_state && bits(one.c, {12, 22, 28, 29}) &&  // FMA, MOVBE, AVX, F16C
                     bits(seven.b, {3, 5, 8});                      // BMI1, AVX2, BMI2
     if (!v3) return 0;
-    return avx512_state && bits(seven.b, {16, 17, 28, 30, 31}) ? 2 : 1;  // F, DQ, CD, BW, VL
+    const bool v4 = avx512_state && bits(seven.b, {16, 17, 28, 30, 31});  // F, DQ, CD, BW, VL
+    if (!v4) return 1;
+    return seven.a >= 1 && bits(cpuid(7, 1).a, {5}) ? 3 : 2;
 }
 
 #else

@@ -7,4 +7,4 @@ cdef extern from "cpu.hpp" nogil:
 
 def supported_levels():
     """The names of the levels this machine runs, lowest first."""
-    return ("baseline", "avx2", "avx512")[:cpu_level() + 1]
+    return ("baseline", "avx2", "avx512", "avx512_bf16")[:cpu_level() + 1]

@@ -1,9 +1,10 @@
 // What this translation unit was compiled for, from compiler macros alone.
 //
 // Levels are whole groups of extensions, as the x86-64 psABI defines them:
-//   baseline   whatever the compiler's default is (SSE2 on x86-64, NEON on AArch64)
-//   avx2       x86-64-v3: AVX2, FMA, F16C, BMI
-//   avx512     x86-64-v4: AVX-512 F, CD, VL, BW, DQ
+//   baseline     whatever the compiler's default is (SSE2 on x86-64, NEON on AArch64)
+//   avx2         x86-64-v3: AVX2, FMA, F16C, BMI
+//   avx512       x86-64-v4: AVX-512 F, CD, VL, BW, DQ
+//   avx512_bf16  the same and AVX512_BF16, the dot products of bfloat16 pairs
 #pragma once
 
 #if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__)
@@ -12,7 +13,11 @@
 
 #if defined(__AVX512F__) && defined(__AVX512CD__) && defined(__AVX512VL__) && defined(__AVX512BW__) && \
     defined(__AVX512DQ__)
+#if defined(__AVX512BF16__)
+#define FASTATTN_ISA "avx512_bf16"
+#else
 #define FASTATTN_ISA "avx512"
+#endif
 #define FASTATTN_VECTOR_BYTES 64
 // MSVC has no macros for FMA and F16C: /arch:AVX2 implies them.
 #elif defined(__AVX2__) && (defined(_MSC_VER) || (defined(__FMA__) && defined(__F16C__)))

@@ -7,6 +7,7 @@ cdef double guard = 2.0 ** -33
 cdef struct Lanes:                  # what each lane stands for; lanes past the last row repeat it
     int count                       # rows that are real
     int vectors                     # 1 when they fit into one register
+    bint subnormal                  # some query in pairs holds a subnormal number
     Py_ssize_t head[max_lanes]
     Py_ssize_t query[max_lanes]
     Py_ssize_t first[max_lanes]     # visible keys [first, last)
@@ -43,20 +44,26 @@ cdef void place_lanes(const Problem* problem, const Entry* entry, Py_ssize_t kv_
             lanes.lowest_first = min(lanes.lowest_first, lanes.first[lane])
 
 
-cdef void pack_queries(const Problem* problem, const Entry* entry, const Lanes* lanes, real* panel,
+cdef void pack_queries(const Problem* problem, const Entry* entry, Lanes* lanes, real* panel,
                        real* converted) noexcept nogil:
-    """panel (head_dim, lanes) = the lanes' queries transposed, with the scale's sign; `converted` is scratch."""
+    """panel (head_dim, lanes) = the lanes' queries transposed, with the scale's sign; `converted` is scratch.
+    In pairs they fill (words, lanes), half as many."""
     cdef const real* rows[max_lanes]
-    cdef int lane, n_lanes = panel_lanes(panel)
+    cdef int lane, n_lanes = panel_lanes(panel), kind = kind_bfloat16_pairs if problem.pairs else problem.q.kind
     cdef char* source
     for lane in range(n_lanes):
         source = row_of(&problem.q, entry.index, lanes.head[lane], entry.first_query + lanes.query[lane])
         if problem.q.direct:
             rows[lane] = <const real*>source
         else:
-            load_row(converted + lane * problem.head_dim, source, problem.q.column, problem.head_dim, problem.q.kind)
+            load_row(converted + lane * problem.head_dim, source, problem.q.column, problem.head_dim, kind)
             rows[lane] = converted + lane * problem.head_dim
-    pack_rows(panel, <const real**>rows, problem.head_dim, <real>problem.query_factor)
+    lanes.subnormal = problem.pairs and any_subnormal_pair(<const real*>converted, problem.head_dim, n_lanes,
+                                                           n_words_of(problem))
+    if problem.pairs:
+        pack_words(panel, <const real**>rows, n_words_of(problem))
+    else:
+        pack_rows(panel, <const real**>rows, problem.head_dim, <real>problem.query_factor)
 
 
 cdef void close_softmax(const Problem* problem, const Entry* entry, const Lanes* lanes, const real* maximum,

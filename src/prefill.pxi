@@ -36,7 +36,7 @@ cdef size_t prefill_scratch(const Problem* problem, const real* kind) noexcept n
     return numbers
 
 
-cdef void score_block(const Problem* problem, const Lanes* lanes, const real* panel, const real* k,
+cdef void score_block(const Problem* problem, const Lanes* lanes, int product, const real* panel, const real* k,
                       Py_ssize_t k_stride, Py_ssize_t n_keys, bint keep_maximum, real* scores, real* maximum,
                       const real* v, Py_ssize_t v_stride) noexcept nogil:
     """scores (n_keys, lanes) = k (n_keys, D) @ panel (D, lanes), in tiles of nearly equal rows. Unless v is NULL, the
@@ -46,8 +46,9 @@ cdef void score_block(const Problem* problem, const Lanes* lanes, const real* pa
     for tile in range(n_tiles):
         if v != NULL:
             prefetch_rows(v + key * v_stride, v_stride, rows + (tile < longer), problem.value_dim)
-        score_tile(<int>(rows + (tile < longer)), lanes.vectors, keep_maximum, scores + key * panel_lanes(scores),
-                   panel, k + key * k_stride, k_stride, problem.head_dim, maximum)
+        score_tile(product, <int>(rows + (tile < longer)), lanes.vectors, keep_maximum,
+                   scores + key * panel_lanes(scores), panel, k + key * k_stride, k_stride, n_words_of(problem),
+                   maximum)
         key += rows + (tile < longer)
 
 
@@ -70,8 +71,15 @@ cdef struct Block:                  # keys [start, end) and their rows, fetched
     const void* k
     const void* v
     bint careful                    # take care of excluded values and of sums beyond the type's range
+    bint subnormal                  # some key in pairs holds a subnormal number
     int finite                      # whether all values are finite: 1, 0, or -1 for not looked yet
     bint fetched                    # a panel has been through: the values are in a cache
+
+
+cdef inline int product_of(const Problem* problem, const Lanes* lanes, const Block* block) noexcept nogil:
+    if not problem.pairs:
+        return product_features
+    return product_split_pairs if lanes.subnormal or block.subnormal else product_pairs
 
 
 cdef void change_scores_of_block(const Problem* problem, const Lanes* lanes, BlockContent content, Py_ssize_t start,
@@ -115,6 +123,7 @@ cdef void attend_block(const Problem* problem, const Entry* entry, const Lanes* 
     cdef BlockContent content = block_open
     cdef bint all_visible = start >= lanes.highest_first and end <= lanes.lowest_last
     cdef const real* fetched = NULL
+    cdef int product = product_of(problem, lanes, block)
     if n_keys <= 0:
         return
     if problem.byte_mask:
@@ -129,9 +138,11 @@ cdef void attend_block(const Problem* problem, const Entry* entry, const Lanes* 
         fetched = v
         block.fetched = True
     if all_visible and content == block_open and problem.softcap == 0 and problem.score_scale == 1:
-        score_block(problem, lanes, panel, k, block.k_stride, n_keys, True, scores, maximum, fetched, block.v_stride)
+        score_block(problem, lanes, product, panel, k, block.k_stride, n_keys, True, scores, maximum, fetched,
+                    block.v_stride)
     else:
-        score_block(problem, lanes, panel, k, block.k_stride, n_keys, False, scores, maximum, fetched, block.v_stride)
+        score_block(problem, lanes, product, panel, k, block.k_stride, n_keys, False, scores, maximum, fetched,
+                    block.v_stride)
         change_scores_of_block(problem, lanes, content, start, n_keys, scores, bias, hidden, maximum, first, last)
     softmax_block(lanes.vectors, <real>problem.unit, scores, n_keys, maximum, previous, total, rescale)
     if not block.careful:
@@ -158,6 +169,7 @@ cdef bint attend_blocks(const Problem* problem, const Entry* entry, Py_ssize_t k
                         int n_panels, bint careful, Watch* watch, real* panels, real* scratch) noexcept nogil:
     """All keys that the panels see, block by block, from an empty state. False when the call stopped meanwhile."""
     cdef Block block
+    cdef Tensor keys = problem.k
     cdef bint begun[panels_per_item]
     cdef int n_lanes = panel_lanes(scratch), panel, following
     cdef Py_ssize_t size = panel_size(problem, scratch), block_size = block_keys(entry.n_keys, scratch)
@@ -166,6 +178,8 @@ cdef bint attend_blocks(const Problem* problem, const Entry* entry, Py_ssize_t k
     cdef real* key_rows = scores + most_block_keys(scratch) * n_lanes
     cdef real* value_rows = key_rows + most_block_keys(scratch) * problem.head_dim
     cdef real* bias = value_rows + most_block_keys(scratch) * problem.value_dim
+    if problem.pairs:
+        keys.kind = kind_bfloat16_pairs
     block.careful = careful
     for panel in range(n_panels):
         begin_softmax(panels + panel * size + (problem.head_dim + problem.value_dim) * n_lanes)
@@ -177,12 +191,14 @@ cdef bint attend_blocks(const Problem* problem, const Entry* entry, Py_ssize_t k
     while grid < highest:
         block.start, block.end, block.finite = max(grid, lowest), min(grid + block_size, highest), -1
         n_keys = block.end - block.start
-        block.k = fetch_rows(problem, &problem.k, &problem.k_scales, entry, kv_head, block.start, n_keys,
-                             problem.head_dim, n_panels == 1 or not is_spread(&problem.k, problem.head_dim, scratch),
+        block.k = fetch_rows(problem, &keys, &problem.k_scales, entry, kv_head, block.start, n_keys,
+                             problem.head_dim, n_panels == 1 or not is_spread(&keys, problem.head_dim, scratch),
                              key_rows, &block.k_stride)
         block.v = fetch_rows(problem, &problem.v, &problem.v_scales, entry, kv_head, block.start, n_keys,
                              problem.value_dim, n_panels == 1 or not is_spread(&problem.v, problem.value_dim, scratch),
                              value_rows, &block.v_stride)
+        block.subnormal = problem.pairs and any_subnormal_pair(<const real*>block.k, block.k_stride, n_keys,
+                                                               n_words_of(problem))
         block.fetched = block.v == value_rows
         for panel in range(n_panels):
             if problem.has_bias:        # of the panel that comes next, here or in the next block

@@ -24,6 +24,7 @@ cdef struct Problem:
     Tensor lse                      # (entries, H, N)
     Py_ssize_t n_entries, n_heads, n_kv_heads, group
     Py_ssize_t n_queries, n_keys, head_dim, value_dim
+    bint pairs                      # bfloat16 queries and keys are multiplied in pairs, see products.hpp
     double softcap                  # 0: off
     double query_factor             # of the queries: the scale's sign, which is exact; or all of an extreme one
     double score_scale              # of scores: |scale| when something is added to them, in natural units, else 1
@@ -84,6 +85,11 @@ cdef inline void visible_keys(const Problem* problem, const Entry* entry, Py_ssi
     last[0] = min(<int64_t>entry.n_keys, diagonal + problem.right + 1)
     if last[0] <= first[0]:
         first[0] = last[0] = 0
+
+
+cdef inline Py_ssize_t n_words_of(const Problem* problem) noexcept nogil:
+    """Words of a query or key, see products.hpp."""
+    return (problem.head_dim + 1) // 2 if problem.pairs else problem.head_dim
 
 
 cdef inline char* row_of(const Tensor* tensor, Py_ssize_t entry, Py_ssize_t head, Py_ssize_t row) noexcept nogil:

@@ -13,7 +13,8 @@ enum ElementKind : int {
     kind_float16 = 2,
     kind_bfloat16 = 3,
     kind_bool = 4,
-    kind_int8 = 5
+    kind_int8 = 5,
+    kind_bfloat16_pairs = 6
 };
 
 template <typename T>
@@ -186,7 +187,8 @@ FASTATTN_INLINE T excluding_unless(std::uint8_t byte) {
     return byte ? T(0) : minus_infinity<T>;
 }
 
-// to[0..count) = the row at `from`, elements `stride` bytes apart (any stride, any alignment).
+// to[0..count) = the row at `from`, elements `stride` bytes apart (any stride, any alignment). bfloat16 pairs are
+// moved, not converted, into the first half of that.
 template <typename T>
 FASTATTN_NOINLINE void load_row(T* __restrict to, const char* __restrict from, std::ptrdiff_t stride,
                                 std::ptrdiff_t count, int kind) {
@@ -200,6 +202,9 @@ FASTATTN_NOINLINE void load_row(T* __restrict to, const char* __restrict from, s
         case kind_bfloat16:
             convert_row<T, std::uint16_t>(to, from, stride, count,
                                           [](std::uint16_t x) { return T(float_from_bfloat16(x)); });
+            break;
+        case kind_bfloat16_pairs:
+            load_pairs(reinterpret_cast<char*>(to), from, stride, count);
             break;
         case kind_bool:
             convert_row<T, std::uint8_t>(to, from, stride, count,
@@ -280,9 +285,10 @@ FASTATTN_NOINLINE bool all_finite(const T* rows, std::ptrdiff_t stride, std::ptr
     return rest == T(0);
 }
 
-// panel (n_columns, lanes) = the rows (lanes of them, n_columns each, contiguous) transposed and multiplied.
-template <typename T, int LANES = panel_lanes_of<T>>
-FASTATTN_NOINLINE void pack_rows(T* panel, const T* const* rows, std::ptrdiff_t n_columns, T factor) {
+// panel (n_columns, lanes) = the rows (lanes of them, n_columns each, contiguous) transposed and, when SCALED,
+// multiplied; else they are moved as they are.
+template <typename T, bool SCALED, int LANES = panel_lanes_of<T>>
+FASTATTN_NOINLINE void pack_rows_of(T* panel, const T* const* rows, std::ptrdiff_t n_columns, T factor) {
     constexpr int n = lanes_of<T>;
     const Vector<T> scale = broadcast<T>(factor);
     for (int group = 0; group < LANES; group += n) {
@@ -293,11 +299,23 @@ FASTATTN_NOINLINE void pack_rows(T* panel, const T* const* rows, std::ptrdiff_t 
             for (int i = 0; i < n; ++i) square[i] = load(rows[group + i] + column);
             transpose<T>(square);
             FASTATTN_UNROLL
-            for (int i = 0; i < n; ++i) store(panel + (column + i) * LANES + group, square[i] * scale);
+            for (int i = 0; i < n; ++i)
+                store(panel + (column + i) * LANES + group, SCALED ? square[i] * scale : square[i]);
         }
         for (; column < n_columns; ++column)
-            for (int i = 0; i < n; ++i) panel[column * LANES + group + i] = rows[group + i][column] * factor;
+            for (int i = 0; i < n; ++i)
+                panel[column * LANES + group + i] = SCALED ? rows[group + i][column] * factor : rows[group + i][column];
     }
+}
+
+template <typename T>
+inline void pack_rows(T* panel, const T* const* rows, std::ptrdiff_t n_columns, T factor) {
+    pack_rows_of<T, true>(panel, rows, n_columns, factor);
+}
+
+template <typename T>
+inline void pack_words(T* panel, const T* const* rows, std::ptrdiff_t n_words) {
+    pack_rows_of<T, false>(panel, rows, n_words, T(1));
 }
 
 // The reverse: rows[lane] (contiguous, n_rows of them are written) = factor[lane] * panel[:, lane]. Of those lanes,

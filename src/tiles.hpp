@@ -3,7 +3,7 @@
 // A lane is one query. A panel is `panel_lanes` queries, stored transposed as [feature][lane]; the tiles
 // broadcast keys and values straight from the caller's rows.
 //
-//   score tile    scores[key][lane]  = sum over d of  k[key][d] * panel[d][lane]
+//   score tile    scores[key][lane]  = sum over d of  k[key][d] * panel[d][lane]     (d: words, see products.hpp)
 //   value tile    sums[feature][lane] = sum over key of  v[key][feature] * weights[key][lane]
 //
 // Registers (`rows` x `vectors` accumulators + `vectors` loaded + 1 broadcast must fit):
@@ -14,6 +14,7 @@
 #include <limits>
 
 #include "exponential.hpp"
+#include "products.hpp"
 
 namespace {
 
@@ -35,22 +36,22 @@ constexpr int panel_lanes(const T*) {
 template <typename T>
 constexpr T minus_infinity = -std::numeric_limits<T>::infinity();
 
-// scores (ROWS, lanes), panel (head_dim, lanes), k (ROWS, head_dim) with rows k_stride elements apart,
+// scores (ROWS, lanes), panel (n_words, lanes), k (ROWS, n_words) with rows k_stride words apart,
 // maximum (lanes): raised to the largest score of each lane when MAXIMUM (a NaN score leaves it alone).
-template <typename T, int ROWS, int VECTORS, bool MAXIMUM>
+template <typename T, int ROWS, int VECTORS, bool MAXIMUM, typename Product>
 FASTATTN_NOINLINE void score_rows(T* scores, const T* panel, const T* k, std::ptrdiff_t k_stride,
-                                  std::ptrdiff_t head_dim, T* maximum) {
+                                  std::ptrdiff_t n_words, T* maximum) {
     constexpr int n = lanes_of<T>;
     Vector<T> sums[ROWS][VECTORS] = {};
-    for (std::ptrdiff_t d = 0; d < head_dim; ++d) {
+    for (std::ptrdiff_t d = 0; d < n_words; ++d) {
         Vector<T> query[VECTORS];
         FASTATTN_UNROLL
         for (int c = 0; c < VECTORS; ++c) query[c] = load(panel + d * panel_lanes_of<T> + c * n);
         FASTATTN_UNROLL
         for (int r = 0; r < ROWS; ++r) {
-            const Vector<T> key = broadcast(k[r * k_stride + d]);
+            const Vector<T> key = Product::word(k + r * k_stride + d);
             FASTATTN_UNROLL
-            for (int c = 0; c < VECTORS; ++c) sums[r][c] = sums[r][c] + key * query[c];
+            for (int c = 0; c < VECTORS; ++c) sums[r][c] = Product::add(sums[r][c], key, query[c]);
         }
     }
     FASTATTN_UNROLL
@@ -101,13 +102,13 @@ FASTATTN_NOINLINE void value_rows(T* sums, const T* weights, const T* v, std::pt
 }
 
 // The run-time number of rows (1 to tile_rows_for(vectors)) and of vectors (1 or 2) become template arguments.
-template <typename T, int VECTORS, bool MAXIMUM, int ROWS = tile_rows_for(VECTORS)>
+template <typename T, int VECTORS, bool MAXIMUM, typename Product, int ROWS = tile_rows_for(VECTORS)>
 FASTATTN_INLINE void score_rows_switch(int rows, T* scores, const T* panel, const T* k, std::ptrdiff_t k_stride,
-                                       std::ptrdiff_t head_dim, T* maximum) {
+                                       std::ptrdiff_t n_words, T* maximum) {
     if (rows == ROWS)
-        score_rows<T, ROWS, VECTORS, MAXIMUM>(scores, panel, k, k_stride, head_dim, maximum);
+        score_rows<T, ROWS, VECTORS, MAXIMUM, Product>(scores, panel, k, k_stride, n_words, maximum);
     else if constexpr (ROWS > 1)
-        score_rows_switch<T, VECTORS, MAXIMUM, ROWS - 1>(rows, scores, panel, k, k_stride, head_dim, maximum);
+        score_rows_switch<T, VECTORS, MAXIMUM, Product, ROWS - 1>(rows, scores, panel, k, k_stride, n_words, maximum);
 }
 
 template <typename T, int VECTORS, int ROWS = tile_rows_for(VECTORS)>
@@ -119,20 +120,35 @@ FASTATTN_INLINE void value_rows_switch(int rows, T* sums, const T* weights, cons
         value_rows_switch<T, VECTORS, ROWS - 1>(rows, sums, weights, v, v_stride, n_keys, rescale);
 }
 
-template <typename T>
-inline void score_tile(int rows, int vectors, bool keep_maximum, T* scores, const T* panel, const T* k,
-                       std::ptrdiff_t k_stride, std::ptrdiff_t head_dim, T* maximum) {
+template <typename T, typename Product>
+inline void score_tile_of(int rows, int vectors, bool keep_maximum, T* scores, const T* panel, const T* k,
+                          std::ptrdiff_t k_stride, std::ptrdiff_t n_words, T* maximum) {
     if (vectors == 1) {
         if (keep_maximum)
-            score_rows_switch<T, 1, true>(rows, scores, panel, k, k_stride, head_dim, maximum);
+            score_rows_switch<T, 1, true, Product>(rows, scores, panel, k, k_stride, n_words, maximum);
         else
-            score_rows_switch<T, 1, false>(rows, scores, panel, k, k_stride, head_dim, maximum);
+            score_rows_switch<T, 1, false, Product>(rows, scores, panel, k, k_stride, n_words, maximum);
     } else {
         if (keep_maximum)
-            score_rows_switch<T, 2, true>(rows, scores, panel, k, k_stride, head_dim, maximum);
+            score_rows_switch<T, 2, true, Product>(rows, scores, panel, k, k_stride, n_words, maximum);
         else
-            score_rows_switch<T, 2, false>(rows, scores, panel, k, k_stride, head_dim, maximum);
+            score_rows_switch<T, 2, false, Product>(rows, scores, panel, k, k_stride, n_words, maximum);
     }
+}
+
+template <typename T>
+inline void score_tile(int product, int rows, int vectors, bool keep_maximum, T* scores, const T* panel, const T* k,
+                       std::ptrdiff_t k_stride, std::ptrdiff_t n_words, T* maximum) {
+#if FASTATTN_PAIR_PRODUCTS
+    if constexpr (sizeof(T) == 4) {
+        if (product == product_pairs)
+            return score_tile_of<T, Pairs>(rows, vectors, keep_maximum, scores, panel, k, k_stride, n_words, maximum);
+        if (product == product_split_pairs)
+            return score_tile_of<T, SplitPairs>(rows, vectors, keep_maximum, scores, panel, k, k_stride, n_words,
+                                                maximum);
+    }
+#endif
+    score_tile_of<T, Features<T>>(rows, vectors, keep_maximum, scores, panel, k, k_stride, n_words, maximum);
 }
 
 template <typename T>

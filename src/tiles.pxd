@@ -7,11 +7,16 @@ cdef extern from "isa.hpp" nogil:
     const int vector_bytes
     const bint has_vector_extension
 
+cdef extern from "products.hpp" nogil:
+    const bint has_pair_products
+    int product_features, product_pairs, product_split_pairs
+    bint any_subnormal_pair[T](const T* rows, Py_ssize_t stride, Py_ssize_t n_rows, Py_ssize_t n_words)
+
 cdef extern from "tiles.hpp" nogil:
     int tile_rows_for(int vectors)
     int panel_lanes[T](const T* kind)
-    void score_tile[T](int rows, int vectors, bint keep_maximum, T* scores, const T* panel, const T* k,
-                       Py_ssize_t k_stride, Py_ssize_t head_dim, T* maximum)
+    void score_tile[T](int product, int rows, int vectors, bint keep_maximum, T* scores, const T* panel, const T* k,
+                       Py_ssize_t k_stride, Py_ssize_t n_words, T* maximum)
     void value_tile[T](int rows, int vectors, T* sums, const T* weights, const T* v, Py_ssize_t v_stride,
                        Py_ssize_t n_keys, const T* rescale)
 
@@ -35,7 +40,7 @@ cdef extern from "softmax.hpp" nogil:
     void begin_softmax[T](T* state)
 
 cdef extern from "rows.hpp" nogil:
-    int kind_float32, kind_float64, kind_float16, kind_bfloat16, kind_bool, kind_int8
+    int kind_float32, kind_float64, kind_float16, kind_bfloat16, kind_bool, kind_int8, kind_bfloat16_pairs
     int kind_of_number[T](const T* number)
     void load_row[T](T* to, const char* source, Py_ssize_t stride, Py_ssize_t count, int kind)
     void dequantize_row[T](T* to, const char* source, Py_ssize_t stride, Py_ssize_t count, T scale)
@@ -43,6 +48,7 @@ cdef extern from "rows.hpp" nogil:
     T narrowed[T](double x, const T* kind)
     bint all_finite[T](const T* rows, Py_ssize_t stride, Py_ssize_t n_rows, Py_ssize_t n_columns)
     void pack_rows[T](T* panel, const T** rows, Py_ssize_t n_columns, T factor)
+    void pack_words[T](T* panel, const T** rows, Py_ssize_t n_words)
     void unpack_rows[T](T** rows, int n_rows, const T* panel, Py_ssize_t n_columns, const T* factor,
                         T* finite)
 

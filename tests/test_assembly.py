@@ -23,8 +23,9 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("objdump") is None, reason="objdump (binutils) is not installed"),
 ]
 
-TILE_ROWS = {"baseline": 6, "avx2": 6, "avx512": 8}  # of tiles of two registers; those of one have twice as many
-REGISTER = {"baseline": "%xmm", "avx2": "%ymm", "avx512": "%zmm"}
+# Of tiles of two registers; those of one have twice as many.
+TILE_ROWS = {"baseline": 6, "avx2": 6, "avx512": 8, "avx512_bf16": 8}
+REGISTER = {"baseline": "%xmm", "avx2": "%ymm", "avx512": "%zmm", "avx512_bf16": "%zmm"}
 LETTER = {"float": "f", "double": "d"}
 levels = pytest.mark.parametrize("level", list(TILE_ROWS))
 
@@ -83,16 +84,15 @@ def matching(pattern, instructions):
     return [i for i in instructions if re.fullmatch(pattern, i.name)]
 
 
-def assert_in_registers(level, body, rows, vectors, suffix):
+def assert_in_registers(level, body, rows, vectors, multiply_add, add=None):
     """The function's main loop multiplies and adds into rows x vectors registers and keeps nothing in memory."""
-    n_accumulators, packed = rows * vectors, f"p{suffix}"
-    multiply_add = f"mul{packed}" if level == "baseline" else rf"vfmadd\d{{3}}{packed}"
+    n_accumulators = rows * vectors
     loop = max(innermost_loops(body), key=lambda loop: len(matching(multiply_add, loop)))
     products = matching(multiply_add, loop)
     assert products
     assert len(products) % n_accumulators == 0  # once, or as often as the loop is unrolled
     assert all(REGISTER[level] in i.operands for i in products)
-    sums = products if level != "baseline" else matching(f"add{packed}", loop)
+    sums = matching(add, loop) if add else products
     assert len(sums) == len(products)
     assert len({i.operands.rpartition("%")[2] for i in sums}) == n_accumulators
 
@@ -113,11 +113,28 @@ def assert_in_registers(level, body, rows, vectors, suffix):
 @pytest.mark.parametrize("tile", ["score", "value"])
 def test_accumulators_of_full_tiles_stay_in_registers(level, tile, real, vectors):
     rows = TILE_ROWS[level] * (2 // vectors)
-    maximum = "Lb[01]E" if tile == "score" else ""
-    bodies = tiles_of(level, f"10{tile}_rowsI{LETTER[real]}Li{rows}ELi{vectors}E{maximum}E")
+    more = f"Lb[01]ENS_8FeaturesI{LETTER[real]}EE" if tile == "score" else ""
+    bodies = tiles_of(level, f"10{tile}_rowsI{LETTER[real]}Li{rows}ELi{vectors}E{more}E")
     assert len(bodies) >= (2 if tile == "score" else 1)
+    packed = "ps" if real == "float" else "pd"
     for body in bodies:
-        assert_in_registers(level, body, rows, vectors, "s" if real == "float" else "d")
+        if level == "baseline":
+            assert_in_registers(level, body, rows, vectors, f"mul{packed}", f"add{packed}")
+        else:
+            assert_in_registers(level, body, rows, vectors, rf"vfmadd\d{{3}}{packed}")
+
+
+@pytest.mark.parametrize("vectors", [1, 2])
+def test_bfloat16_tiles_multiply_pairs(vectors):
+    level, rows = "avx512_bf16", TILE_ROWS["avx512_bf16"] * (2 // vectors)
+    bodies = tiles_of(level, f"10score_rowsIfLi{rows}ELi{vectors}ELb[01]ENS_5PairsEE")
+    assert len(bodies) >= 2
+    for body in bodies:
+        assert_in_registers(level, body, rows, vectors, "vdpbf16ps")
+
+
+def test_pairs_are_multiplied_in_their_own_level_only():
+    assert [i for level in TILE_ROWS if level != "avx512_bf16" for i in matching("vdp.*", instructions_of(level))] == []
 
 
 def instructions_of(level):

@@ -30,6 +30,7 @@ FLAGS_OF = {
     "baseline": set(),
     "avx2": {"avx", "avx2", "fma", "f16c", "bmi1", "bmi2", "movbe"},
     "avx512": {"avx512f", "avx512cd", "avx512bw", "avx512dq", "avx512vl"},
+    "avx512_bf16": {"avx512_bf16"},
 }
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -47,7 +48,7 @@ def test_a_level_can_be_asked_for(name):
 def test_a_module_says_what_it_was_compiled_for(name):
     kernel = _dispatch.load(name)
     assert kernel.isa == name
-    assert kernel.vector_bits == {"baseline": 128, "avx2": 256, "avx512": 512}[name]
+    assert kernel.vector_bits == {"baseline": 128, "avx2": 256, "avx512": 512, "avx512_bf16": 512}[name]
 
 
 @pytest.mark.parametrize("forced", [None, ""])

@@ -61,7 +61,8 @@ void tiles(Source& source) {
     const auto k = numbers<T>(source, (rows - 1) * k_stride + depth, wild);
     const auto panel = numbers<T>(source, depth * lanes, wild);
     auto scores = numbers<T>(source, rows * lanes, false), maximum = numbers<T>(source, lanes, false);
-    score_tile<T>(rows, vectors, true, scores.get(), panel.get(), k.get(), k_stride, depth, maximum.get());
+    score_tile<T>(product_features, rows, vectors, true, scores.get(), panel.get(), k.get(), k_stride, depth,
+                  maximum.get());
     for (int row = 0; row < rows; ++row)
         for (std::ptrdiff_t lane = 0; lane < used; ++lane) {
             long double sum = 0, size = 0;

@@ -9,7 +9,7 @@ import fastattn
 from fastattn import reference
 
 if TYPE_CHECKING:
-    from fastattn._kernels import avx2, avx512, baseline, cpu
+    from fastattn._kernels import avx2, avx512, avx512_bf16, baseline, cpu
 
 Single = NDArray[np.float32]
 Half = NDArray[np.float16]
@@ -79,4 +79,5 @@ if TYPE_CHECKING:  # importing a kernel module runs instructions of its level
     assert_type(baseline.isa, str)
     assert_type(avx2.vector_bits, int)
     assert_type(avx512.openmp, bool)
+    assert_type(avx512_bf16.isa, str)
     assert_type(cpu.supported_levels(), tuple[str, ...])

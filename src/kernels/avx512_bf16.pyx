@@ -1,0 +1,3 @@
+"""The attention kernels, compiled for the avx512_bf16 level."""
+
+include "../attention.pyx"
