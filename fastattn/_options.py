@@ -75,13 +75,17 @@ def check_scale(scale: Real | None, head_dim: int) -> float:
     return check_real("scale", scale)
 
 
+# A smaller cap makes all scores as good as equal, as this one does, but could round to 0 in float32.
+_SMALLEST_SOFTCAP = 1e-37
+
+
 def check_softcap(softcap: Real | None) -> float:
     if softcap is None:
         return 0.0
     number = check_real("softcap", softcap)
     if number < 0:
         raise ValueError(f"softcap must be 0 or positive, got {number}")
-    return number
+    return max(number, _SMALLEST_SOFTCAP) if number else 0.0
 
 
 def _window_side(name: str, value: SupportsIndex | None) -> int:

@@ -6,6 +6,7 @@ cdef enum:
     small_scratch = 16384           # bytes of scratch that fit on the stack
     item_operations = 4000          # of an item, beside those with keys
 
+cdef Py_ssize_t largest_states = 8 << 20    # bytes per thread of the states of chunks
 cdef Py_ssize_t largest_axis = <Py_ssize_t>1 << 40  # sizes of scratch are computed without overflow up to here
 
 cdef struct Schedule:
@@ -126,6 +127,9 @@ cdef int plan(const Problem* problem, Schedule* schedule, int num_threads, const
     if n_workers > 1 and schedule.n_items < 8 * n_workers:  # few items: smaller ones, so that every thread has some
         schedule.split = True
         schedule.n_items = count_items(problem, schedule, kind)
+        if schedule.n_items * state_size(problem, kind) > n_workers * largest_states // <Py_ssize_t>sizeof(real):
+            schedule.split = False      # so many keys that their chunks' states would take memory of their own
+            schedule.n_items = count_items(problem, schedule, kind)
     while n_workers > 1 and schedule.panels > 1 and schedule.n_items < 16 * n_workers:
         schedule.panels //= 2
         schedule.n_items = count_items(problem, schedule, kind)

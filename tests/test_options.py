@@ -308,3 +308,10 @@ def test_largest_half_values(dtype):
     q, k = np.zeros((1, 1, 1, 2), dtype), np.zeros((1, 1, 1, 2), dtype)
     v = np.array([largest, -largest], dtype)[None, None, None]
     assert np.array_equal(attention(q, k, v), v)
+
+
+@pytest.mark.parametrize("softcap", [1e-300, 1e-46, 1e-45, 1e-38])
+@pytest.mark.parametrize("dtypes", ["float32", "float64", "float16"])
+def test_caps_too_small_for_the_type_leave_scores_equal(dtypes, softcap):
+    q, k, v = qkv(1, 2, 1, 20, 40, dtypes=dtypes)
+    check(q, k, v, softcap=softcap, return_lse=True)
