@@ -7,7 +7,7 @@ from typing import Any, Literal, SupportsIndex, Unpack, overload
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from fastattn._arrays import Array, as_integers
+from fastattn._arrays import Array, as_array, as_integers
 from fastattn._cache_rows import CacheRows, Parts, check_counts, check_size, rows_that_count
 from fastattn._typing import CacheOptions, DoubleArray, Numbers, SmallFloat
 
@@ -45,8 +45,9 @@ class KVCache(CacheRows):
 
     Notes
     -----
-    A method that raises has changed nothing. Calls that only read (`attend`, the properties) may run at once; nothing
-    may run beside a call that changes the cache.
+    A method that raises, be it `MemoryError`, has changed nothing. Ctrl-C finds each call not yet made or complete.
+    Calls that only read (`attend`, the properties) may run at once; nothing may run beside a call that changes the
+    cache.
 
     Examples
     --------
@@ -253,6 +254,9 @@ class KVCache(CacheRows):
     def reorder(self, index: ArrayLike) -> None:
         """Give each entry the rows of another: entry b becomes what entry ``index[b]`` was, as beam search needs it.
 
+        The rows are copied to new arrays, so that there is memory for all rows twice until the copy is complete. Views
+        that were taken before, such as ``keys``, keep the old arrays.
+
         Parameters
         ----------
         index : integer array_like, shape (batch,)
@@ -275,18 +279,21 @@ class KVCache(CacheRows):
         >>> cache.keys.ravel()
         array([2., 2.], dtype=float32)
         """
-        if np.shape(index) != (self._batch,):
-            raise ValueError(f"index must have shape ({self._batch},), got {np.shape(index)}")
-        source = as_integers("index", index, (self._batch,))
+        array = as_array("index", index)
+        if array.shape != (self._batch,):
+            raise ValueError(f"index must have shape ({self._batch},), got {array.shape}")
+        source = as_integers("index", array, (self._batch,))
         wrong = (source < 0) | (source >= self._batch)
         if wrong.any():
             raise ValueError(f"index must lie in 0 ... {self._batch - 1}, the entries, got {source[wrong][0]}")
-        moved = np.flatnonzero(source != np.arange(self._batch))
-        n_rows = int(self._lengths[source].max(initial=0))
-        for part in self._keys + self._values:
-            for head in range(self._num_kv_heads):  # one at a time: the copy in between is of one head
-                part[moved, head, :n_rows] = part[source[moved], head, :n_rows]
-        self._lengths = self._lengths[source]
+        if (source == np.arange(self._batch)).all():
+            return
+        lengths = self._lengths[source]
+        keys, values = (tuple(map(np.zeros_like, parts)) for parts in (self._keys, self._values))
+        for new, old in zip(keys + values, self._keys + self._values, strict=True):
+            for entry, (origin, length) in enumerate(zip(source, lengths, strict=True)):
+                new[entry, :, :length] = old[origin, :, :length]
+        self._keys, self._values, self._lengths = keys, values, lengths  # which nothing can interrupt
 
     def reset(self) -> None:
         """Forget all rows and keep the memory.

@@ -184,7 +184,8 @@ class CacheRows:
         for name in OWN_OPTIONS:
             if name in options:
                 raise TypeError(f"{name} must be left out, because the cache gives its own, got {options[name]!r}")
-        shape = np.shape(q)
+        q = as_array("q", q)
+        shape = q.shape
         if len(shape) != len(lead) + 3 or shape[:-3] != lead:
             wanted = ", ".join(map(str, (*lead, "H", "N", self._head_dim)))
             raise ValueError(f"q must have shape ({wanted}), got {shape}")

@@ -46,8 +46,9 @@ class PagedKVCache(PagedSequences):
     Notes
     -----
     `sequences` in the methods is one sequence or a list of B of them, and arrays then have shapes (K, n, D) or
-    (B, K, n, D). A method that raises has changed nothing. Calls that only read (`attend`, the properties)
-    may run at once; nothing may run beside a call that changes the cache.
+    (B, K, n, D). A method that raises, be it `MemoryError`, has changed nothing. Ctrl-C finds each call
+    not yet made or complete. Calls that only read (`attend`, the properties) may run at once; nothing may run beside a
+    call that changes the cache.
 
     The layout and copy on write are those of Kwon et al., *Efficient Memory Management for Large Language Model Serving
     with PagedAttention*, 2023.
@@ -110,27 +111,23 @@ class PagedKVCache(PagedSequences):
             ...
         ValueError: k and v must fit the pages that are free, got rows for 1 more with 0 free
         """
-        found, lead = self._find(sequences, different=True)
+        numbers, lead = self._find(sequences, different=True)
         k, v = self._check_rows(k, v, lead)
         k, v = (x if lead else x[None] for x in (k, v))
         counts = check_counts(lengths, k.shape[2], lead)
-        growth = list(zip(found, counts.tolist(), strict=True))
-        needed = self._pool.needed(growth)
-        if needed > self.num_free_pages:
-            raise ValueError(
-                f"k and v must fit the pages that are free, got rows for {needed} more with {self.num_free_pages} free"
-            )
+        change, copies = self._pool.growing(dict(zip(numbers, counts.tolist(), strict=True)))
         entry, row = rows_that_count(counts, k.shape[2])
         new = self._encoded(k[entry, :, row], v[entry, :, row])
-        starts = [sequence.length for sequence in found]
-        copies = self._pool.grow(growth)
-        if copies:
-            old, own = np.array(copies).T
+        # Everything is written where no sequence has rows yet: nothing has happened until the change is committed.
+        for shared, own in copies:
             for part in self._keys + self._values:
-                part[own] = part[old]
+                part[own] = part[shared]
         if len(entry):
-            pages, rows = map(np.concatenate, zip(*map(self._pool.places, found, starts), strict=True))
+            starts = [sequence.length for sequence in self._pool.find(numbers)]
+            places = map(self._pool.places, change.sequences.values(), starts)
+            pages, rows = map(np.concatenate, zip(*places, strict=True))
             self._store((pages, slice(None), rows), new)
+        self._pool.commit(change)
 
     @overload
     def attend(  # type: ignore[overload-overlap]

@@ -1,27 +1,37 @@
-"""Which sequence uses which pages of a pool: bookkeeping without any keys or values."""
+"""Which sequence uses which pages of a pool: bookkeeping without any keys or values.
+
+A change is planned first, on paper, and then made by `commit`. What may fail or be interrupted is in the plan, so that
+the bookkeeping is always that before the change or that after it. This needs sequences that are replaced, not changed.
+"""
 
 from __future__ import annotations
 
 from array import array
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
 from fastattn._arrays import Array
 
-
-def _no_pages() -> array[int]:
-    return array("q")  # grows as a list does, and NumPy reads it as it is
+NO_PAGES: array[int] = array("q")
 
 
-@dataclass(slots=True)
-class Sequence:
+class Sequence(NamedTuple):
     """Rows [0, length) lie in `pages`, in order; there are no more pages than that needs."""
 
     length: int = 0
-    pages: array[int] = field(default_factory=_no_pages)
+    pages: array[int] = NO_PAGES  # never changed; NumPy reads it as it is
+
+
+class Change(NamedTuple):
+    """What `commit` is to make true."""
+
+    sequences: dict[int, Sequence]  # of numbers that there are
+    users: dict[int, int]  # of pages whose number of users changes
+    n_freed: int
+    n_fresh: int
 
 
 class PagePool:
@@ -29,10 +39,17 @@ class PagePool:
 
     def __init__(self, n_pages: int, page_size: int) -> None:
         self.page_size = page_size
+        # The system provides memory for both as they are written: for as many pages as were ever in use at once.
         self.counts = np.zeros(n_pages, np.int64)
-        self.free_pages = list(range(n_pages - 1, -1, -1))  # a stack: what was freed last is still in cache
+        self._freed = np.empty(n_pages, np.int64)  # a stack: what was freed last is still in the processor's caches
+        self._n_freed = 0
+        self._n_fresh = 0  # pages from this one on have never been used
         self.sequences: dict[int, Sequence] = {}
         self._next = 0
+
+    @property
+    def n_free(self) -> int:
+        return self._n_freed + len(self.counts) - self._n_fresh
 
     def pages_for(self, length: int) -> int:
         return -(-length // self.page_size)
@@ -48,58 +65,98 @@ class PagePool:
             found.append(sequence)
         return found
 
-    def add(self, sequence: Sequence) -> int:
-        """A number for a sequence. Numbers are never given twice, so that a freed one stays dead."""
-        number = self._next
-        self._next += 1
+    def add(self, length: int = 0, pages: array[int] = NO_PAGES) -> int:
+        """A number for a sequence of these pages. Numbers are never given twice, so that a freed one stays dead."""
+        index = np.array(pages, np.int64)
+        users = self.counts[index] + 1
+        number, sequence = self._next, Sequence(length, pages)
+        following = number + 1
+        # No calls and no loops from here on, as in `commit`.
         self.sequences[number] = sequence
+        try:
+            self.counts[index] = users
+        except MemoryError:
+            del self.sequences[number]
+            raise
+        self._next = following
         return number
 
-    def share(self, sequence: Sequence, length: int) -> Sequence:
-        """A sequence of the first `length` rows, in the same pages."""
-        pages = sequence.pages[: self.pages_for(length)]
-        self.counts[pages] += 1
-        return Sequence(length, pages)
+    def share(self, sequence: Sequence, length: int) -> int:
+        """The number of a new sequence of the first `length` rows, in the same pages."""
+        return self.add(length, sequence.pages[: self.pages_for(length)])
 
-    def shrink(self, sequence: Sequence, length: int) -> None:
-        """Keep the first `length` rows; pages that nobody uses any more are free."""
-        kept = self.pages_for(length)
-        for page in reversed(sequence.pages[kept:]):
-            self.counts[page] -= 1
-            if self.counts[page] == 0:
-                self.free_pages.append(page)
-        del sequence.pages[kept:]
-        sequence.length = length
+    def shrinking(self, cuts: dict[int, int]) -> Change:
+        """Keep so many rows of the sequences of these numbers; pages that nobody uses any more are free."""
+        sequences: dict[int, Sequence] = {}
+        users: dict[int, int] = {}
+        n_freed = self._n_freed
+        for number, length in cuts.items():
+            pages, kept = self.sequences[number].pages, self.pages_for(length)
+            for page in reversed(pages[kept:]):
+                users[page] = users.get(page, int(self.counts[page])) - 1
+                if users[page] == 0:
+                    self._freed[n_freed] = page  # above the top of the stack, where nobody looks yet
+                    n_freed += 1
+            sequences[number] = Sequence(length, pages[:kept])
+        return Change(sequences, users, n_freed, self._n_fresh)
 
-    def needed(self, growth: list[tuple[Sequence, int]]) -> int:
-        """Pages that `grow` takes for all of them together."""
-        needed = 0
-        written: Counter[int] = Counter()  # last pages that go on being filled
-        for sequence, n_rows in growth:
-            needed += self.pages_for(sequence.length + n_rows) - len(sequence.pages)
-            if n_rows and sequence.length % self.page_size:
-                written[sequence.pages[-1]] += 1
-        # Every writer of a shared page copies it, except the last user there is.
-        return needed + sum(min(writers, int(self.counts[page]) - 1) for page, writers in written.items())
-
-    def grow(self, growth: list[tuple[Sequence, int]]) -> list[tuple[int, int]]:
-        """Make room for so many more rows of each sequence; return the copies of pages (from, to) that this needs."""
+    def growing(self, growth: dict[int, int]) -> tuple[Change, list[tuple[int, int]]]:
+        """Make room for so many more rows of each sequence; with the copies of pages (from, to) that this needs."""
+        copying = self._copying(growth)
+        before = {number: self.sequences[number] for number in growth}
+        after = {number: sequence.length + growth[number] for number, sequence in before.items()}
+        added = {number: self.pages_for(after[number]) - len(before[number].pages) for number in growth}
+        needed = sum(added.values()) + len(copying)
+        if needed > self.n_free:
+            raise ValueError(
+                f"k and v must fit the pages that are free, got rows for {needed} more with {self.n_free} free"
+            )
+        again = min(needed, self._n_freed)
+        n_freed, n_fresh = self._n_freed - again, self._n_fresh + needed - again
+        free = iter([*self._freed[n_freed : self._n_freed][::-1].tolist(), *range(self._n_fresh, n_fresh)])
+        sequences: dict[int, Sequence] = {}
+        users: dict[int, int] = {}
         copies: list[tuple[int, int]] = []
-        for sequence, n_rows in growth:
-            if n_rows and sequence.length % self.page_size and self.counts[sequence.pages[-1]] > 1:
-                shared = sequence.pages[-1]
-                self.counts[shared] -= 1
-                sequence.pages[-1] = self._take()
-                copies.append((shared, sequence.pages[-1]))
-            for _ in range(self.pages_for(sequence.length + n_rows) - len(sequence.pages)):
-                sequence.pages.append(self._take())
-            sequence.length += n_rows
-        return copies
+        for number, (_, pages) in before.items():
+            taken = [next(free) for _ in range(added[number] + (number in copying))]
+            users |= dict.fromkeys(taken, 1)
+            if number in copying:
+                shared = pages[-1]
+                users[shared] = users.get(shared, int(self.counts[shared])) - 1
+                copies.append((shared, taken[0]))
+                pages = pages[:-1]
+            sequences[number] = Sequence(after[number], pages + array("q", taken) if taken else pages)
+        return Change(sequences, users, n_freed, n_fresh), copies
 
-    def _take(self) -> int:
-        page = self.free_pages.pop()
-        self.counts[page] = 1
-        return page
+    def _copying(self, growth: dict[int, int]) -> set[int]:
+        """Numbers of sequences that need their own copy of the page they go on filling."""
+        writers: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+        for place, (number, n_rows) in enumerate(growth.items()):
+            length, pages = self.sequences[number]
+            if n_rows and length % self.page_size and self.counts[pages[-1]] > 1:
+                writers[pages[-1]].append((length, place))
+        for page, found in writers.items():
+            if len(found) == self.counts[page]:
+                # One user may stay: the longest, whose new rows lie behind those of all others. They are written
+                # before the others have left the page.
+                found.remove(max(found))
+        numbers = list(growth)
+        return {numbers[place] for found in writers.values() for _, place in found}
+
+    def commit(self, change: Change, ended: Iterable[int] = ()) -> None:
+        """Make the change, and forget the sequences that ended."""
+        pages = np.fromiter(change.users.keys(), np.int64, len(change.users))
+        users = np.fromiter(change.users.values(), np.int64, len(change.users))
+        forgotten = set(ended)
+        sequences = self.sequences
+        if forgotten:
+            sequences = {number: found for number, found in sequences.items() if number not in forgotten}
+        changed = {number: found for number, found in change.sequences.items() if number not in forgotten}
+        # An interrupt comes in calls and loops, of which there are none before the last line, and none comes within
+        # that line. The next line takes its memory before it writes, and the others take none.
+        self.counts[pages] = users
+        self._n_freed, self._n_fresh, self.sequences = change.n_freed, change.n_fresh, sequences
+        sequences.update(changed)
 
     def places(self, sequence: Sequence, start: int) -> tuple[Array, Array]:
         """Page and row within it of each row from `start` on."""

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, DTypeLike
 
 from fastattn._arrays import Array, as_array, as_integers
 from fastattn._cache_rows import CacheRows, Parts, check_size
-from fastattn._pages import PagePool, Sequence
+from fastattn._pages import PagePool
 
 
 class PagedSequences(CacheRows):
@@ -46,7 +46,7 @@ class PagedSequences(CacheRows):
     @property
     def num_free_pages(self) -> int:
         """Pages that no sequence uses."""
-        return len(self._pool.free_pages)
+        return self._pool.n_free
 
     @property
     def reference_counts(self) -> Array:
@@ -61,18 +61,18 @@ class PagedSequences(CacheRows):
     def _readable(self, parts: Parts) -> Parts:
         return parts
 
-    def _find(self, sequences: ArrayLike, *, different: bool = False) -> tuple[list[Sequence], tuple[int, ...]]:
-        """The sequences of these numbers, and the leading shape of arrays that go with them: () or (B,)."""
+    def _find(self, sequences: ArrayLike, *, different: bool = False) -> tuple[list[int], tuple[int, ...]]:
+        """Numbers of living sequences, and the leading shape of arrays that go with them: () or (B,)."""
         array = as_array("sequences", sequences)
         if array.dtype.kind not in "iu" and array.size:
             raise TypeError(f"sequences must be integers, got {array.dtype}")
         if array.ndim > 1:
             raise ValueError(f"sequences must be one integer or have shape (B,), got {array.shape}")
         numbers = array.reshape(-1).tolist()
-        found = self._pool.find(numbers)
+        self._pool.find(numbers)
         if different and len(set(numbers)) < len(numbers):
             raise ValueError(f"sequences must be different ones, got {numbers}")
-        return found, array.shape
+        return numbers, array.shape
 
     def allocate(self) -> int:
         """Begin a sequence without rows, which takes no page yet.
@@ -89,7 +89,7 @@ class PagedSequences(CacheRows):
         >>> cache.allocate(), cache.allocate()
         (0, 1)
         """
-        return self._pool.add(Sequence())
+        return self._pool.add()
 
     def fork(self, sequence: SupportsIndex, length: SupportsIndex | None = None) -> int:
         """Begin a sequence with another's first rows, in the same pages.
@@ -127,7 +127,7 @@ class PagedSequences(CacheRows):
         n_rows = source.length if length is None else check_size("length", length, 0)
         if n_rows > source.length:
             raise ValueError(f"length must lie in 0 ... {source.length}, the sequence's own, got {n_rows}")
-        return self._pool.add(self._pool.share(source, n_rows))
+        return self._pool.share(source, n_rows)
 
     def truncate(self, sequences: ArrayLike, n: ArrayLike) -> None:
         """Keep the first n rows of each sequence; pages that nobody uses any more are free.
@@ -156,13 +156,13 @@ class PagedSequences(CacheRows):
         >>> cache.num_free_pages
         7
         """
-        found, lead = self._find(sequences, different=True)
+        numbers, lead = self._find(sequences, different=True)
+        found = self._pool.find(numbers)
         kept = as_integers("n", n, lead).reshape(-1)
         for sequence, length in zip(found, kept, strict=True):
             if not 0 <= length <= sequence.length:
                 raise ValueError(f"n must lie in 0 ... {sequence.length}, the sequence's length, got {length}")
-        for sequence, length in zip(found, kept.tolist(), strict=True):
-            self._pool.shrink(sequence, length)
+        self._pool.commit(self._pool.shrinking(dict(zip(numbers, kept.tolist(), strict=True))))
 
     def free(self, sequences: ArrayLike) -> None:
         """End sequences; pages that nobody uses any more are free.
@@ -187,10 +187,8 @@ class PagedSequences(CacheRows):
         >>> cache.sequences
         []
         """
-        found, _ = self._find(sequences, different=True)
-        for number, sequence in zip(np.ravel(sequences), found, strict=True):
-            self._pool.shrink(sequence, 0)
-            del self._pool.sequences[int(number)]
+        numbers, _ = self._find(sequences, different=True)
+        self._pool.commit(self._pool.shrinking(dict.fromkeys(numbers, 0)), ended=numbers)
 
     def lengths(self, sequences: ArrayLike) -> Array:
         """How many rows sequences hold, int64 of shape () for one and (B,) for several.
@@ -207,8 +205,8 @@ class PagedSequences(CacheRows):
         >>> cache.lengths([cache.allocate()])
         array([0])
         """
-        found, lead = self._find(sequences)
-        return np.array([sequence.length for sequence in found], np.int64).reshape(lead)
+        numbers, lead = self._find(sequences)
+        return np.array([sequence.length for sequence in self._pool.find(numbers)], np.int64).reshape(lead)
 
     def block_table(self, sequences: ArrayLike) -> Array:
         """Pages of sequences in order, as `attention` takes them beside ``keys``, ``values`` and ``lengths``.
@@ -231,6 +229,6 @@ class PagedSequences(CacheRows):
         array([[ 0,  1],
                [ 2, -1]])
         """
-        found, lead = self._find(sequences)
-        table = self._pool.table(found)
+        numbers, lead = self._find(sequences)
+        table = self._pool.table(self._pool.find(numbers))
         return table.reshape(*lead, table.shape[1])
