@@ -41,7 +41,9 @@ class KVCache(CacheRows):
     TypeError
         For another dtype, or a size that is not an integer.
     ValueError
-        For a negative size, or no heads or features.
+        For a negative size, no heads or features, or sizes that no address can reach.
+    MemoryError
+        If the system does not provide the memory.
 
     Notes
     -----
@@ -63,6 +65,8 @@ class KVCache(CacheRows):
     >>> cache.attend(token[0]).shape, cache.lengths
     ((2, 4, 1, 64), array([11, 11]))
     """
+
+    SIZES = ("batch", "capacity")
 
     def __init__(
         self,

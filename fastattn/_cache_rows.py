@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import Any, cast
 
@@ -26,6 +27,8 @@ from fastattn._typing import AttentionOptions
 # Keys, or values: one array (..., K, rows, features), and for int8 codes a second one (..., K, rows) of float32 scales.
 # An index that ends in the axis of rows means the same rows in each.
 Parts = tuple[Array, ...]
+
+NUMBERS = 2**60  # of 8 bytes, more than an address can reach
 
 # Options of `attention` that the cache itself answers.
 OWN_OPTIONS = ("kv_lens", "block_table")
@@ -61,11 +64,18 @@ def check_cache_dtype(dtype: Any) -> np.dtype[Any]:
 class CacheRows:
     """Room for keys and values (outer, K, rows, features), and what can be asked about it."""
 
+    SIZES: tuple[str, str]  # names of outer and rows
+
     def __init__(self, outer: int, num_kv_heads: Any, rows: int, head_dim: Any, value_dim: Any, dtype: Any) -> None:
         self._num_kv_heads = check_size("num_kv_heads", num_kv_heads, 1)
         self._head_dim = check_size("head_dim", head_dim, 1)
         self._value_dim = self._head_dim if value_dim is None else check_size("value_dim", value_dim, 1)
         self._dtype = check_cache_dtype(dtype)
+        for features, name in ((self._head_dim, "head_dim"), (self._value_dim, "value_dim")):
+            sizes = (outer, self._num_kv_heads, rows, features)
+            if math.prod(max(size, 1) for size in sizes) >= NUMBERS:
+                names = f"{self.SIZES[0]}, num_kv_heads, {self.SIZES[1]} and {name}"
+                raise ValueError(f"{names} must make fewer than 2**60 numbers, got {' x '.join(map(str, sizes))}")
         # Zeros: the system provides the memory as rows are written.
         shape = (outer, self._num_kv_heads, rows)
         self._keys, self._values = (

@@ -41,7 +41,9 @@ class PagedKVCache(PagedSequences):
     TypeError
         For another dtype, or a size that is not an integer.
     ValueError
-        For a negative size, or no heads, features or rows in a page.
+        For a negative size, no heads, features or rows in a page, or sizes that no address can reach.
+    MemoryError
+        If the system does not provide the memory.
 
     Notes
     -----
@@ -192,7 +194,7 @@ class PagedKVCache(PagedSequences):
             As in `attention`: the last query sees the sequence's last row.
         **options
             The other options of `attention`, but for kv_lens and block_table. The keys' axis of masks is as long as the
-            pages of the longest sequence.
+            pages of the longest sequence: 8 for 6 rows in pages of 4.
 
         Returns
         -------

@@ -15,6 +15,8 @@ from fastattn._pages import PagePool
 class PagedSequences(CacheRows):
     """All of `PagedKVCache` that neither writes rows nor attends to them."""
 
+    SIZES = ("num_pages", "page_size")
+
     def __init__(
         self,
         num_pages: SupportsIndex,
