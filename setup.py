@@ -116,10 +116,11 @@ class BuildWithProbes(build_ext):
 
     def level_flags(self, extension: Extension) -> list[str] | None:
         """The flags of a kernel module's level; None when this compiler lacks them."""
-        gcc_flags, msvc_flags, macro = LEVELS.get(extension.name.rpartition(".")[2], ([], [], ""))
+        level = extension.name.rpartition(".")[2]
+        gcc_flags, msvc_flags, macro = LEVELS.get(level, ([], [], ""))
         flags = msvc_flags if MSVC else gcc_flags
         if macro and not self.probe(flags, f"#ifndef {macro}\n#error\n#endif\nint main() {{}}\n"):
-            print(f"fastattn: this compiler does not know {' '.join(flags)}; building without {extension.name}")
+            print(f"fastattn: this compiler does not know all flags of {level}; building without that level")
             return None
         return flags
 
