@@ -99,9 +99,9 @@ class BuildWithProbes(build_ext):
                 return False
         return True
 
-    def optional_flags(self) -> list[str]:
-        """Those of the flags that help and that this compiler knows."""
-        flags = [] if MSVC else OPTIONAL_FLAGS
+    def known(self, flags: list[str]) -> list[str]:
+        """Those of the flags of GCC and Clang that this compiler knows."""
+        flags = [] if MSVC else flags
         unknown = [flag for flag in flags if not self.probe([flag])]
         for flag in unknown:
             print(f"fastattn: this compiler does not know {flag}; building without it")
@@ -126,9 +126,10 @@ class BuildWithProbes(build_ext):
 
     def build_extensions(self) -> None:
         compile_flags = ["/O2", "/std:c++17"] if MSVC else ["-O3", "-std=c++17", "-g0"]  # Python's own have -g
-        compile_flags += self.optional_flags()
+        compile_flags += self.known(OPTIONAL_FLAGS)
         openmp = self.openmp_flags()
-        compile_flags += openmp
+        # Without OpenMP, variables of Cython's parallel loops are set and not read.
+        compile_flags += openmp or self.known(["-Wno-unused-but-set-variable"])
         link_flags = [] if MSVC else openmp
         macros = []
         if os.environ.get("FASTATTN_NO_VECTOR_EXTENSION"):
