@@ -89,6 +89,8 @@ def without_extensions(tmp_path):
     """The package as a checkout has it before anything is compiled."""
     folder = Path(fastattn.__file__).parent
     shutil.copytree(folder, tmp_path / "fastattn", ignore=shutil.ignore_patterns("*.so", "*.pyd", "__pycache__"))
+    for libraries in folder.parent.glob("fastattn.libs"):  # of a wheel: kernels look for libgomp beside the package
+        shutil.copytree(libraries, tmp_path / libraries.name)
     return tmp_path
 
 
