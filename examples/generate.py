@@ -13,6 +13,8 @@ Letters: B samples, H heads, K key/value heads, N tokens at once, S tokens so fa
 
 import argparse
 import json
+import math
+import os
 import sys
 import time
 from dataclasses import dataclass
@@ -289,8 +291,14 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     for name in ("layers", "heads", "width", "tokens", "samples", "page_size", "window", "kv_heads"):
         if getattr(given, name) is not None and getattr(given, name) < 1:
             parser.error(f"--{name.replace('_', '-')} must be at least 1, got {getattr(given, name)}")
+    if not 0 <= given.temperature < math.inf:
+        parser.error(f"--temperature must be finite and at least 0, got {given.temperature}")
+    if not 0 < given.rope_theta < math.inf:
+        parser.error(f"--rope-theta must be finite and above 0, got {given.rope_theta}")
     try:
         prepare(given)
+    except MemoryError as error:
+        parser.error(f"model and cache must fit the memory: {error}")
     except (ValueError, OSError) as error:
         parser.error(str(error))
     return given
@@ -316,8 +324,10 @@ def prepare(given: argparse.Namespace) -> None:
     given.decoder, given.prompt = Decoder(config, weights), np.tile(prompt, (given.samples, 1))
     capacity = len(prompt) + given.tokens
     if given.cache_dtype == "bfloat16":
-        import ml_dtypes
-
+        try:
+            import ml_dtypes
+        except ModuleNotFoundError:
+            raise ValueError("--cache-dtype bfloat16 needs ml_dtypes: pip install 'fastattn[half]'") from None
         DTYPES["bfloat16"] = ml_dtypes.bfloat16
     dtype = DTYPES[given.cache_dtype]
     if given.cache == "none":
@@ -351,4 +361,9 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever read has had enough; what is left must not be tried again at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)

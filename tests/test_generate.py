@@ -3,6 +3,8 @@
 import importlib.util
 import itertools
 import json
+import os
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import fastattn
 from fastattn import reference
 
 PATH = Path(__file__).resolve().parents[1] / "examples" / "generate.py"
@@ -178,6 +181,13 @@ def test_without_rich_there_is_no_bar(monkeypatch):
         ("--weights no.bin", "weights must be .npz or .safetensors files, got no.bin"),
         ("--weights missing.npz", "No such file"),
         ("--cache-dtype float8", "invalid choice"),
+        ("--temperature -1", "--temperature must be finite and at least 0, got -1.0"),
+        ("--temperature nan", "--temperature must be finite and at least 0, got nan"),
+        ("--temperature inf", "--temperature must be finite and at least 0, got inf"),
+        ("--rope-theta 0", "--rope-theta must be finite and above 0, got 0.0"),
+        ("--tokens 99999999999999", "model and cache must fit the memory: Unable to allocate"),
+        ("--tokens 99999999999999 --cache paged", "model and cache must fit the memory: Unable to allocate"),
+        ("--tokens 99999999999999999999", "must make fewer than 2**60 numbers"),
     ],
 )
 def test_wrong_arguments(capsys, arguments, message):
@@ -186,6 +196,29 @@ def test_wrong_arguments(capsys, arguments, message):
     out, err = capsys.readouterr()
     assert out == ""
     assert message in err.splitlines()[-1]
+
+
+def test_bfloat16_without_its_package(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    with pytest.raises(SystemExit, match="2"):
+        example.main(["--cache-dtype", "bfloat16"])
+    assert "needs ml_dtypes: pip install 'fastattn[half]'" in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows knows no broken pipes")
+@pytest.mark.parametrize("tokens", ["2", "4000"])  # less, and more, than a buffer holds
+def test_a_closed_pipe_ends_quietly(tokens):
+    reader, writer = os.pipe()
+    os.close(reader)
+    arguments = ["--layers", "1", "--heads", "1", "--width", "4", "--window", "4", "--tokens", tokens]
+    here = os.environ | {"PYTHONPATH": str(Path(fastattn.__file__).parents[1])}
+    command = [sys.executable, str(PATH), *arguments]
+    try:
+        done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, env=here, check=False)
+    finally:
+        os.close(writer)
+    assert done.returncode == 1
+    assert b"Error" not in done.stderr
 
 
 def test_weights_of_something_else(tmp_path, capsys):
