@@ -185,11 +185,11 @@ def attention_varlen(
     """
     causal, return_lse = check_flag("causal", causal), check_flag("return_lse", return_lse)
     threads = threads_of(num_threads)
-    for name, array in (("q", q), ("k", k), ("v", v)):
-        if np.ndim(array) != 3:
-            raise ValueError(f"{name} must have shape (tokens, heads, features), got {np.shape(array)}")
-    heads_first = (as_array(name, array).swapaxes(0, 1) for name, array in (("q", q), ("k", k), ("v", v)))
-    checked = check_arrays(*heads_first, paged=False)
+    arrays = [as_array(name, array) for name, array in (("q", q), ("k", k), ("v", v))]
+    for name, array in zip("qkv", arrays, strict=True):
+        if array.ndim != 3:
+            raise ValueError(f"{name} must have shape (tokens, heads, features), got {array.shape}")
+    checked = check_arrays(*(array.swapaxes(0, 1) for array in arrays), paged=False)
     bounds_q = _check_bounds("cu_seqlens_q", cu_seqlens_q, checked.q.shape[1])
     bounds_k = _check_bounds("cu_seqlens_k", cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k, checked.k.shape[1])
     if bounds_q.shape != bounds_k.shape:
@@ -207,10 +207,8 @@ def attention_varlen(
         options.sinks = check_per_head("sinks", sinks, sizes, per_entry=False)
     factor = check_scale(scale, checked.q.shape[-1])
     shape = (checked.out_shape[1], checked.out_shape[0], checked.out_shape[2])
-    if out is None:
-        result = np.empty(shape, checked.q.dtype)
-    else:
-        result = check_out(out, shape, checked.q.dtype, {"q": checked.q, "k": checked.k, "v": checked.v})
+    inputs: dict[str, Array | None] = {"q": checked.q, "k": checked.k, "v": checked.v}
+    result = np.empty(shape, checked.q.dtype) if out is None else check_out(out, shape, checked.q.dtype, inputs)
     lse = np.empty(shape[:-1], accumulation_dtype(checked.q.dtype)) if return_lse else None
     call_kernel(
         checked.q[None],
