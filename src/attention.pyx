@@ -16,6 +16,8 @@ from cpython.buffer cimport PyBUF_STRIDES, PyBuffer_Release, PyObject_GetBuffer
 
 from tiles cimport *
 
+import atexit
+import os
 from threading import get_ident, main_thread
 
 ctypedef fused real:

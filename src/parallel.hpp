@@ -39,6 +39,28 @@ inline double seconds() {
 
 inline void pause_thread() { std::this_thread::yield(); }
 
+// Threads that run Python code in the middle of a call, or wait for the GIL to do so. When the interpreter ends it ends
+// those that wait, and in a parallel region that ends the process: so the way in is closed before and they are awaited.
+std::atomic<int> in_python{0};
+std::atomic<bool> python_closed{false};
+
+inline void leave_python() { in_python.fetch_sub(1); }
+
+inline bool enter_python() {
+    in_python.fetch_add(1);
+    if (!python_closed.load()) return true;
+    leave_python();
+    return false;
+}
+
+inline void close_python(double patience) {
+    python_closed.store(true);
+    for (double end = seconds() + patience; in_python.load() > 0 && seconds() < end;)
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
+
+inline void forget_other_threads() { in_python.store(0); }
+
 #ifdef _OPENMP
 constexpr bool has_openmp = true;
 inline int openmp_max_threads() { return omp_get_max_threads(); }

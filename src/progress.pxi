@@ -3,14 +3,6 @@
 # Only the thread that called looks up, because only there may Python code run and signals be handled. Every worker
 # counts what it does, and asks the clock or the shared counter each time that much is done that asking costs nothing.
 
-cdef extern from *:
-    """
-    #if PY_VERSION_HEX < 0x030D0000
-    #define Py_IsFinalizing _Py_IsFinalizing
-    #endif
-    """
-    bint Py_IsFinalizing() noexcept nogil
-
 cdef enum:
     watched_operations = 10000000   # multiply-adds of a call that never looks up: a few milliseconds at the slowest
     counted_operations = 4000000    # multiply-adds from one question to the next: 0.1 to 2 milliseconds
@@ -45,21 +37,26 @@ cdef int begin_to_look(Watch* watch, object progress) except -1:
     return 0
 
 
-cdef void look_up(Watch* watch) noexcept nogil:
+cdef void run_python(Watch* watch) noexcept with gil:
     """Handle signals and report progress; what they raise stops the call."""
-    if Py_IsFinalizing():           # the interpreter lets nobody in any more
+    try:
+        PyErr_CheckSignals()
+        if watch.progress != NULL:
+            (<object>watch.progress)(max(0, watch.items.taken() - watch.n_workers) / <double>watch.n_items)
+    except BaseException as error:
+        Py_INCREF(error)
+        watch.error = <PyObject*>error
         watch.items.stop()
-        return
-    with gil:
-        try:
-            PyErr_CheckSignals()
-            if watch.progress != NULL:
-                (<object>watch.progress)(max(0, watch.items.taken() - watch.n_workers) / <double>watch.n_items)
-        except BaseException as error:
-            Py_INCREF(error)
-            watch.error = <PyObject*>error
-            watch.items.stop()
-    watch.due = seconds() + look_interval if watch.error == NULL else INFINITY
+
+
+cdef void look_up(Watch* watch) noexcept nogil:
+    """A function without Python objects of its own: it would take the GIL once more to release them."""
+    watch.due = INFINITY
+    if enter_python():              # else the interpreter ends
+        run_python(watch)
+        leave_python()
+        if watch.error == NULL:
+            watch.due = seconds() + look_interval
 
 
 cdef bint ask(Watch* watch) noexcept nogil:
@@ -82,6 +79,17 @@ cdef void await_others(Watch* watch) noexcept nogil:
         ask(watch)
 
 
+def _end_looking():
+    """Let no thread look up any more, and wait for those that do, unless what they run takes too long."""
+    with nogil:
+        close_python(2)
+
+
+def _after_fork():
+    """Forget the threads that the child of a fork has not."""
+    forget_other_threads()
+
+
 cdef int raise_error(Watch* watch) except -1:
     """Raise what ended the call, if anything did."""
     if watch.error != NULL:
@@ -89,3 +97,8 @@ cdef int raise_error(Watch* watch) except -1:
         Py_DECREF(error)
         raise error
     return 0
+
+
+atexit.register(_end_looking)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -84,6 +84,10 @@ cdef extern from "parallel.hpp" nogil:
         bint others_work()
     double seconds()
     void pause_thread()
+    bint enter_python()
+    void leave_python()
+    void close_python(double patience)
+    void forget_other_threads()
     const bint has_openmp
     int openmp_max_threads()
     int startable_threads(int wanted)
