@@ -159,6 +159,7 @@ class BuildWithProbes(build_ext):
         for extension, cpp in zip(kept, generated, strict=True):
             extension.sources = cpp.sources
         self.extensions = kept
+        self.parallel = self.parallel or os.cpu_count()  # a level takes about a minute
         super().build_extensions()
 
 
