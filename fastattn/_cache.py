@@ -66,7 +66,7 @@ class KVCache(CacheRows):
     ((2, 4, 1, 64), array([11, 11]))
     """
 
-    SIZES = ("batch", "capacity")
+    SIZES: tuple[str, str] = ("batch", "capacity")
 
     def __init__(
         self,

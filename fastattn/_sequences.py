@@ -15,7 +15,7 @@ from fastattn._pages import PagePool
 class PagedSequences(CacheRows):
     """All of `PagedKVCache` that neither writes rows nor attends to them."""
 
-    SIZES = ("num_pages", "page_size")
+    SIZES: tuple[str, str] = ("num_pages", "page_size")
 
     def __init__(
         self,
