@@ -7,7 +7,7 @@ attention libraries: pytorch/pytorch#146508, microsoft/onnxruntime#29655, ggml-o
 
 import argparse
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
 import ml_dtypes
@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 import fastattn
+import fastattn.reference
+from benchmarks.cases import TOLERANCE
 from benchmarks.implementations._numpy import attention as plain_numpy
 
 INTRODUCTION = """\
@@ -27,7 +29,7 @@ Time of a call with the option, type or layout, divided by that of the plain con
 (H = 12, D = 64, median of alternating calls); below 1 it saves time.
 """
 HEADS, DIM = 12, 64
-Call = Callable[[], object]
+Call = partial  # of a function of q, k, v and options
 
 
 def variants(n: int) -> Iterator[tuple[str, Call]]:
@@ -65,13 +67,23 @@ def _heads_last(array: NDArray) -> NDArray:
     return np.ascontiguousarray(array.swapaxes(1, 2)).swapaxes(1, 2)
 
 
+def check(call: Call) -> None:
+    """Raise ValueError unless the call's result is that of the reference: a wrong result is not timed."""
+    results = (call(), fastattn.reference.attention(*call.args[:3], **call.keywords))
+    got, want = (np.asarray(r[0] if isinstance(r, tuple) else r).astype(np.float64) for r in results)
+    error = float(np.abs(got - want).max())
+    if not error <= TOLERANCE[str(np.asarray(call.args[0]).dtype)]:
+        raise ValueError(f"{call} is off by {error}")
+
+
 def ratios(n: int, seconds: float) -> dict[str, float]:
     """Return the median ratio of each variant's time to the plain call's."""
     (_, plain), *others = variants(n)
+    check(plain)
     found = {}
     for name, call in others:
-        call()
-        turns = []
+        check(call)
+        turns: list[float] = []
         end = time.perf_counter() + seconds
         while not turns or time.perf_counter() < end:
             times = []

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -255,3 +256,10 @@ def test_costs_table_has_every_variant() -> None:
     rows = [line.strip("| ").split(" | ") for line in lines[2:]]
     assert [row[0] for row in rows] == names[1:]
     assert all(np.isfinite(float(cell)) for row in rows for cell in row[1:])
+
+
+def test_costs_refuse_a_wrong_result() -> None:
+    (_, plain), *_ = costs.variants(20)
+    costs.check(plain)
+    with pytest.raises(ValueError, match="is off by"):
+        costs.check(partial(lambda q, k, v: q + v, *plain.args))
