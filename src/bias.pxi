@@ -4,19 +4,16 @@
 cdef enum BlockContent:
     block_hidden                    # every key of every lane is excluded
     block_open                      # nothing is excluded, nothing is added
-    block_masked                    # some are excluded, nothing is added
-    block_added                     # nothing is excluded, ordinary numbers are added
+    block_masked                    # some are excluded, by bytes
+    block_added                     # ordinary numbers are added, nothing is excluded
     block_mixed                     # anything
 
 
-cdef BlockContent transpose_block(const Tensor* tensor, const Entry* entry, const Lanes* lanes, int n_lanes,
-                                  Py_ssize_t start, Py_ssize_t n_keys, Py_ssize_t count, real* block,
-                                  real* rows) noexcept nogil:
-    """block (n_keys, n_lanes), padded to count numbers = keys [start, start + n_keys) of each lane's row; rows
-    (n_lanes, n_keys) is scratch. When all of it excludes (block_hidden) or is 0 (block_open), block is left alone."""
-    cdef const real* row[max_lanes]
+cdef BlockContent find_rows(const Tensor* tensor, const Entry* entry, const Lanes* lanes, int n_lanes,
+                            Py_ssize_t start, Py_ssize_t n_keys, const real** row, real* rows) noexcept nogil:
+    """row (n_lanes) = where keys [start, start + n_keys) of each lane lie: in place, or converted into rows (n_lanes,
+    n_keys). Whether all of them exclude (block_hidden) or are 0 (block_open), else block_mixed."""
     cdef int lane
-    cdef Py_ssize_t key
     cdef char* source
     cdef char* previous = NULL
     for lane in range(n_lanes):
@@ -30,10 +27,24 @@ cdef BlockContent transpose_block(const Tensor* tensor, const Entry* entry, cons
             load_row(rows + lane * n_keys, source, tensor.column, n_keys, tensor.kind)
             row[lane] = rows + lane * n_keys
         previous = source
-    if all_equal(<const real**>row, n_lanes, n_keys, <real>0):
+    if all_equal(row, n_lanes, n_keys, <real>0):
         return block_open
-    if all_equal(<const real**>row, n_lanes, n_keys, <real>-INFINITY):
+    if all_equal(row, n_lanes, n_keys, <real>-INFINITY):
         return block_hidden
+    return block_mixed
+
+
+cdef BlockContent transpose_block(const Tensor* tensor, const Entry* entry, const Lanes* lanes, int n_lanes,
+                                  Py_ssize_t start, Py_ssize_t n_keys, Py_ssize_t count, real* block,
+                                  real* rows) noexcept nogil:
+    """block (n_keys, n_lanes), padded to count numbers = keys [start, start + n_keys) of each lane's row; rows
+    (n_lanes, n_keys) is scratch. When all of it excludes (block_hidden) or is 0 (block_open), block is left alone."""
+    cdef const real* row[max_lanes]
+    cdef int lane
+    cdef Py_ssize_t key
+    cdef BlockContent content = find_rows(tensor, entry, lanes, n_lanes, start, n_keys, <const real**>row, rows)
+    if content != block_mixed:
+        return content
     if n_lanes == panel_lanes(block):
         pack_rows(block, <const real**>row, n_keys, <real>1)
         return block_mixed
@@ -45,26 +56,28 @@ cdef BlockContent transpose_block(const Tensor* tensor, const Entry* entry, cons
     return block_mixed
 
 
-cdef void prefetch_bias(const Problem* problem, const Entry* entry, const Lanes* lanes, Py_ssize_t start,
-                        Py_ssize_t n_keys) noexcept nogil:
-    """Bring the rows of mask and bias nearer: each is a short run, over before any hardware has foreseen it."""
-    cdef const Tensor* tensors[2]
-    cdef const Tensor* tensor
+cdef struct Ahead:                  # rows of mask or bias that come next
+    int n_rows
+    Py_ssize_t lines                # cache lines of each
+    const char* row[max_lanes]
+
+
+cdef void look_ahead(const Tensor* tensor, const Entry* entry, const Lanes* lanes, Py_ssize_t start,
+                     Py_ssize_t n_keys, Ahead* ahead) noexcept nogil:
+    """Note the rows of keys [start, start + n_keys): each is a short run, over before any hardware has foreseen it."""
     cdef char* source
-    cdef char* previous
-    cdef int i, lane
-    tensors[0], tensors[1] = &problem.mask, &problem.bias
-    for i in range(2):
-        tensor = tensors[i]
-        if tensor.data == NULL or not 0 < tensor.column <= 8:
-            continue
-        previous = NULL
-        for lane in range(lanes.count):
-            source = (row_of(tensor, entry.index, lanes.head[lane], entry.first_query + lanes.query[lane])
-                      + start * tensor.column)
-            if source != previous:
-                prefetch_bytes(source, n_keys * tensor.column)
-            previous = source
+    cdef char* previous = NULL
+    cdef int lane
+    ahead.n_rows, ahead.lines = 0, n_keys * tensor.column // 64 + 1
+    if tensor.data == NULL or not 0 < tensor.column <= 8:
+        return
+    for lane in range(lanes.count):
+        source = (row_of(tensor, entry.index, lanes.head[lane], entry.first_query + lanes.query[lane])
+                  + start * tensor.column)
+        if source != previous:
+            ahead.row[ahead.n_rows] = source
+            ahead.n_rows += 1
+        previous = source
 
 
 cdef BlockContent build_bias(const Problem* problem, const Entry* entry, const Lanes* lanes, int n_lanes,
@@ -97,9 +110,14 @@ cdef BlockContent build_bias(const Problem* problem, const Entry* entry, const L
             block[n_keys * n_lanes + lane] = -INFINITY
     elif not begun:
         return block_open
-    elif problem.bias.data == NULL and problem.mask.kind == kind_bool:
-        return block_masked
-    return block_added if is_moderate(block, count) else block_mixed
+    return block_added if are_moderate(block, count) else block_mixed
+
+
+cdef BlockContent find_bias(const Problem* problem, const Entry* entry, const Lanes* lanes, Py_ssize_t start,
+                            Py_ssize_t n_keys, const real** row, real* rows) noexcept nogil:
+    """As build_bias where mask or bias is all that is added: the panel's rows are left as they lie."""
+    return find_rows(&problem.mask if problem.mask.data != NULL else &problem.bias, entry, lanes, panel_lanes(rows),
+                     start, n_keys, row, rows)
 
 
 cdef BlockContent build_mask(const Problem* problem, const Entry* entry, const Lanes* lanes, Py_ssize_t start,
@@ -118,15 +136,17 @@ cdef BlockContent build_mask(const Problem* problem, const Entry* entry, const L
     return block_open if found == some_visible else block_hidden
 
 
-cdef bint apply_bias(const Problem* problem, BlockContent content, const real* bias, Py_ssize_t count,
-                     real* scores, real* maximum) noexcept nogil:
-    """What a block's scores go through before the softmax: scale, cap, bias. True when maximum, unless it is NULL, has
-    been raised to the largest of them on the way."""
+cdef bint apply_bias(const Problem* problem, BlockContent content, const real* bias, const real** row,
+                     Py_ssize_t n_keys, Py_ssize_t count, real* scores, real* maximum) noexcept nogil:
+    """What a block's scores go through before the softmax: scale, cap, and bias, which is a block as they are or, when
+    that is NULL, lies in rows. True when maximum, unless it is NULL, has been raised to the largest of them."""
     cdef real scale = narrowed(problem.score_scale, scores)
     if problem.softcap != 0:
         cap_scores(scores, count, scale, narrowed(problem.softcap, scores))
         scale = 1
-    if content >= block_added:
+    if content >= block_added and bias == NULL:
+        add_rows(scores, row, n_keys, scale, maximum)
+    elif content >= block_added:
         add_bias(content == block_added, scores, bias, count, scale, maximum)
     elif scale != 1:
         scale_scores(scores, count, scale, maximum)

@@ -27,6 +27,7 @@ constexpr int vector_lanes(const T*) {
     return lanes_of<T>;
 }
 
+// Inline, as all that call it must be: gcc drops calls of a function that only prefetches, as without effect.
 FASTATTN_INLINE void prefetch(const void* address) {
 #if defined(__GNUC__) || defined(__clang__)
     __builtin_prefetch(address, 0, 2);
@@ -42,6 +43,12 @@ FASTATTN_INLINE void prefetch_rows(const T* rows, std::ptrdiff_t stride, std::pt
                                    std::ptrdiff_t n_columns) {
     for (std::ptrdiff_t row = 0; row < n_rows; ++row)
         for (std::ptrdiff_t i = 0; i < n_columns; i += 64 / int(sizeof(T))) prefetch(rows + row * stride + i);
+}
+
+// Lines [first, last) of every row.
+FASTATTN_INLINE void prefetch_lines(const char* const* rows, int n_rows, std::ptrdiff_t first, std::ptrdiff_t last) {
+    for (std::ptrdiff_t line = first; line < last; ++line)
+        for (int row = 0; row < n_rows; ++row) prefetch(rows[row] + 64 * line);
 }
 
 // Keeps the compiler from interleaving rows: the hardware prefetcher follows one row after the other.

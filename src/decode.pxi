@@ -117,9 +117,7 @@ cdef void decode_keys(const Problem* problem, const Entry* entry, const Decoding
                       problem.head_dim, run.ahead, run.v, block.v_row, block.v_bytes)
     if block.k_scales != NULL:
         multiply_scores(rows, scores, <const real*>block.k_scales, n_keys)
-    apply_bias(problem, content, <const real*>bias, padded, scores, <real*>NULL)
-    if content == block_masked:
-        exclude_masked(scores, bias, padded)
+    apply_bias(problem, content, <const real*>bias, <const real**>NULL, n_keys, padded, scores, <real*>NULL)
     for i in range(n_keys * rows, padded):
         scores[i] = -INFINITY
     if not all_visible:

@@ -74,6 +74,7 @@ cdef class Options:
         problem.has_bias = source.mask is not None or source.bias is not None or self.slopes is not None
         problem.byte_mask = (source.mask is not None and problem.mask.kind == kind_bool and problem.mask.column == 1
                              and source.bias is None and self.slopes is None)
+        problem.single_bias = (source.mask is None) != (source.bias is None) and self.slopes is None
         if problem.softcap != 0 or self.slopes is not None or source.bias is not None or (
                 source.mask is not None and source.mask_kind != kind_bool):
             problem.score_scale, problem.unit = problem.unit / LOG2E, LOG2E

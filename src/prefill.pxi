@@ -38,14 +38,23 @@ cdef size_t prefill_scratch(const Problem* problem, const real* kind) noexcept n
 
 cdef void score_block(const Problem* problem, const Lanes* lanes, int product, const real* panel, const real* k,
                       Py_ssize_t k_stride, Py_ssize_t n_keys, bint keep_maximum, real* scores, real* maximum,
-                      const real* v, Py_ssize_t v_stride) noexcept nogil:
+                      const real* v, Py_ssize_t v_stride, const Ahead* ahead) noexcept nogil:
     """scores (n_keys, lanes) = k (n_keys, D) @ panel (D, lanes), in tiles of nearly equal rows. Unless v is NULL, the
-    values are brought nearer meanwhile: the value tile reads them by columns, which no hardware foresees."""
+    values are brought nearer meanwhile: the value tile reads them by columns, which no hardware foresees; and so are
+    the two of ahead."""
     cdef Py_ssize_t most = tile_rows_for(lanes.vectors), n_tiles = (n_keys + most - 1) // most
     cdef Py_ssize_t rows = n_keys // n_tiles, longer = n_keys % n_tiles, tile, key = 0
+    cdef Py_ssize_t lines = 0
+    cdef int i
+    if problem.has_bias:
+        lines = (max(ahead[0].lines, ahead[1].lines) + n_tiles - 1) // n_tiles
     for tile in range(n_tiles):
         if v != NULL:
             prefetch_rows(v + key * v_stride, v_stride, rows + (tile < longer), problem.value_dim)
+        if problem.has_bias:        # not all lines at once: a processor whose queue of misses is full drops them
+            for i in range(2):
+                prefetch_lines(<const char**>ahead[i].row, ahead[i].n_rows, tile * lines,
+                               min((tile + 1) * lines, ahead[i].lines))
         score_tile(product, <int>(rows + (tile < longer)), lanes.vectors, keep_maximum,
                    scores + key * panel_lanes(scores), panel, k + key * k_stride, k_stride, n_words_of(problem),
                    maximum)
@@ -83,30 +92,28 @@ cdef inline int product_of(const Problem* problem, const Lanes* lanes, const Blo
 
 
 cdef void change_scores_of_block(const Problem* problem, const Lanes* lanes, BlockContent content, Py_ssize_t start,
-                                 Py_ssize_t n_keys, real* scores, const real* bias, const int8_t* hidden,
-                                 real* maximum, real* first, real* last) noexcept nogil:
+                                 Py_ssize_t n_keys, real* scores, const real* bias, const real** row,
+                                 const int8_t* hidden, real* maximum, real* first, real* last) noexcept nogil:
     """What the options do to a block's scores (n_keys, lanes), keys [start, start + n_keys); maximum is raised, and
     first and last (lanes) become the keys of the block between which each lane sees."""
     cdef Py_ssize_t n_lanes = panel_lanes(scores), lane
     cdef bint all_visible = start >= lanes.highest_first and start + n_keys <= lanes.lowest_last
-    cdef bint raised = apply_bias(problem, content, bias, n_keys * n_lanes, scores, maximum if all_visible else NULL)
+    cdef bint raised = apply_bias(problem, content, bias, row, n_keys, n_keys * n_lanes, scores,
+                                  maximum if all_visible else NULL)
     for lane in range(n_lanes):
         first[lane] = <real>min(max(lanes.first[lane] - start, 0), n_keys)
         last[lane] = <real>min(max(lanes.last[lane] - start, 0), n_keys)
     if not all_visible:
         exclude_outside(scores, 0, min(lanes.highest_first - start, n_keys), first, last)
         exclude_outside(scores, max(lanes.lowest_last - start, 0), n_keys, first, last)
-    if problem.byte_mask and content == block_masked:
-        exclude_hidden(scores, hidden, n_keys, maximum)
-        return
     if content == block_masked:
-        exclude_masked(scores, bias, n_keys * n_lanes)
-    if not raised:
+        exclude_hidden(scores, hidden, n_keys, maximum)
+    elif not raised:
         raise_maximum(maximum, scores, n_keys)
 
 
 cdef void attend_block(const Problem* problem, const Entry* entry, const Lanes* lanes, real* panel, Block* block,
-                       bint* begun, real* scores, real* bias) noexcept nogil:
+                       bint* begun, real* scores, real* bias, const Ahead* ahead) noexcept nogil:
     """One panel against one block of keys: scores, softmax, weighted sum. Unless `begun` the panel has no sums yet."""
     cdef Py_ssize_t start = max(block.start, lanes.lowest_first), end = min(block.end, lanes.highest_last)
     cdef Py_ssize_t n_lanes = panel_lanes(panel), n_keys = end - start
@@ -120,6 +127,8 @@ cdef void attend_block(const Problem* problem, const Entry* entry, const Lanes* 
     cdef real* first = rescale + n_lanes
     cdef real* last = first + n_lanes
     cdef int8_t* hidden = <int8_t*>(bias + n_keys * n_lanes)
+    cdef const real* row[max_lanes]
+    cdef bint in_rows = problem.single_bias and not block.careful
     cdef BlockContent content = block_open
     cdef bint all_visible = start >= lanes.highest_first and end <= lanes.lowest_last
     cdef const real* fetched = NULL
@@ -128,6 +137,8 @@ cdef void attend_block(const Problem* problem, const Entry* entry, const Lanes* 
         return
     if problem.byte_mask:
         content = build_mask(problem, entry, lanes, start, n_keys, hidden, panel)
+    elif in_rows:
+        content = find_bias(problem, entry, lanes, start, n_keys, <const real**>row, bias)
     elif problem.has_bias:
         content = build_bias(problem, entry, lanes, <int>n_lanes, start, n_keys, n_keys * n_lanes, bias,
                              bias + n_keys * n_lanes, bias + 2 * n_keys * n_lanes)
@@ -139,11 +150,12 @@ cdef void attend_block(const Problem* problem, const Entry* entry, const Lanes* 
         block.fetched = True
     if all_visible and content == block_open and problem.softcap == 0 and problem.score_scale == 1:
         score_block(problem, lanes, product, panel, k, block.k_stride, n_keys, True, scores, maximum, fetched,
-                    block.v_stride)
+                    block.v_stride, ahead)
     else:
         score_block(problem, lanes, product, panel, k, block.k_stride, n_keys, False, scores, maximum, fetched,
-                    block.v_stride)
-        change_scores_of_block(problem, lanes, content, start, n_keys, scores, bias, hidden, maximum, first, last)
+                    block.v_stride, ahead)
+        change_scores_of_block(problem, lanes, content, start, n_keys, scores, <const real*>NULL if in_rows else bias,
+                               <const real**>row, hidden, maximum, first, last)
     softmax_block(lanes.vectors, <real>problem.unit, scores, n_keys, maximum, previous, total, rescale)
     if not block.careful:
         value_block(problem, lanes, sums, scores, v, block.v_stride, n_keys, rescale if begun[0] else NULL)
@@ -155,7 +167,7 @@ cdef void attend_block(const Problem* problem, const Entry* entry, const Lanes* 
     if block.finite or (all_visible and content == block_open):
         value_block(problem, lanes, sums, scores, v, block.v_stride, n_keys, rescale)
         return
-    if problem.byte_mask and content == block_masked:
+    if content == block_masked:
         expand_hidden(bias, hidden, n_keys * n_lanes)
     value_selected(sums, scores, v, block.v_stride, n_keys, problem.value_dim, rescale, first, last,
                    <real*>NULL if content == block_open else bias)
@@ -171,7 +183,9 @@ cdef bint attend_blocks(const Problem* problem, const Entry* entry, Py_ssize_t k
     cdef Block block
     cdef Tensor keys = problem.k
     cdef bint begun[panels_per_item]
-    cdef int n_lanes = panel_lanes(scratch), panel, following
+    cdef Ahead ahead[2]
+    cdef const Tensor* added[2]
+    cdef int n_lanes = panel_lanes(scratch), panel, following, i
     cdef Py_ssize_t size = panel_size(problem, scratch), block_size = block_keys(entry.n_keys, scratch)
     cdef Py_ssize_t lowest = PY_SSIZE_T_MAX, highest = 0, grid, n_keys
     cdef real* scores = scratch
@@ -181,6 +195,7 @@ cdef bint attend_blocks(const Problem* problem, const Entry* entry, Py_ssize_t k
     if problem.pairs:
         keys.kind = kind_bfloat16_pairs
     block.careful = careful
+    added[0], added[1] = &problem.mask, &problem.bias
     for panel in range(n_panels):
         begin_softmax(panels + panel * size + (problem.head_dim + problem.value_dim) * n_lanes)
         begun[panel] = careful
@@ -203,8 +218,11 @@ cdef bint attend_blocks(const Problem* problem, const Entry* entry, Py_ssize_t k
         for panel in range(n_panels):
             if problem.has_bias:        # of the panel that comes next, here or in the next block
                 following = panel + 1 if panel + 1 < n_panels else 0
-                prefetch_bias(problem, entry, &lanes[following], block.start if following else block.end, n_keys)
-            attend_block(problem, entry, &lanes[panel], panels + panel * size, &block, &begun[panel], scores, bias)
+                for i in range(2):
+                    look_ahead(added[i], entry, &lanes[following], block.start if following else block.end, n_keys,
+                               &ahead[i])
+            attend_block(problem, entry, &lanes[panel], panels + panel * size, &block, &begun[panel], scores, bias,
+                         <const Ahead*>ahead)
         if not goes_on(watch, n_panels * n_lanes * n_keys * (problem.head_dim + problem.value_dim + 16)):
             return False
         grid += block_size

@@ -31,6 +31,7 @@ cdef struct Problem:
     double unit                     # weight = 2**(unit * (score - maximum)): where |scale| is otherwise
     bint has_bias                   # mask, bias or slopes given
     bint byte_mask                  # a bool mask of contiguous rows, and nothing is added
+    bint single_bias                # of the three one, a mask or a bias
     int64_t left, right             # window around the diagonal, in keys
     const int64_t* lengths          # (entries,) valid keys, or NULL
     const int64_t* offsets          # (entries,) position of query 0 among the keys, or NULL: end-aligned

@@ -28,16 +28,18 @@ cdef extern from "softmax.hpp" nogil:
     void exclude_outside[T](T* scores, Py_ssize_t from_key, Py_ssize_t to_key, const T* first, const T* last)
     void value_selected[T](T* sums, const T* weights, const T* v, Py_ssize_t v_stride, Py_ssize_t n_keys,
                            Py_ssize_t n_features, const T* rescale, const T* first, const T* last, const T* bias)
-    void cap_scores[T](T* scores, Py_ssize_t count, T scale, T cap)
-    bint is_moderate[T](const T* bias, Py_ssize_t count)
-    void add_bias[T](bint moderate, T* scores, const T* bias, Py_ssize_t count, T scale, T* maximum)
-    void scale_scores[T](T* scores, Py_ssize_t count, T scale, T* maximum)
     void scale_weights[T](T* weights, Py_ssize_t count, T factor)
-    void exclude_masked[T](T* scores, const T* bias, Py_ssize_t count)
+    void begin_softmax[T](T* state)
+
+cdef extern from "bias.hpp" nogil:
+    void cap_scores[T](T* scores, Py_ssize_t count, T scale, T cap)
+    bint are_moderate[T](const T* bias, Py_ssize_t count)
+    void add_bias[T](bint moderate, T* scores, const T* bias, Py_ssize_t count, T scale, T* maximum)
+    void add_rows[T](T* scores, const T** rows, Py_ssize_t n_keys, T scale, T* maximum)
+    void scale_scores[T](T* scores, Py_ssize_t count, T scale, T* maximum)
     void combine_bias[T](T* block, const T* bias, Py_ssize_t count)
     void add_slopes[T](T* bias, bint begin, Py_ssize_t n_keys, int n_lanes, const T* slopes, const T* distance)
     bint all_equal[T](const T** rows, int n_rows, Py_ssize_t n_columns, T value)
-    void begin_softmax[T](T* state)
 
 cdef extern from "rows.hpp" nogil:
     int kind_float32, kind_float64, kind_float16, kind_bfloat16, kind_bool, kind_int8, kind_bfloat16_pairs
@@ -62,7 +64,7 @@ cdef extern from "mask.hpp" nogil:
 cdef extern from "decode.hpp" nogil:
     int decode_rows[T](const T* kind)
     int vector_lanes[T](const T* kind)
-    void prefetch_bytes(const char* start, Py_ssize_t count)
+    void prefetch_lines(const char** rows, int n_rows, Py_ssize_t first, Py_ssize_t last)
     void prefetch_rows[T](const T* rows, Py_ssize_t stride, Py_ssize_t n_rows, Py_ssize_t n_columns)
     void decode_scores[T](int rows, T* scores, const T* q, const void* keys, int kind, Py_ssize_t k_stride,
                           Py_ssize_t n_keys, Py_ssize_t head_dim, Py_ssize_t ahead, const void* v, Py_ssize_t v_row,

@@ -179,6 +179,21 @@ FASTATTN_INLINE void store(T* to, Vector<T> x) {
     *(typename unaligned_of<T>::type*)to = x;
 }
 
+// Whether some lane's comparison holds.
+template <typename T>
+FASTATTN_INLINE bool any_of(IntegerVector<T> comparison) {
+#if FASTATTN_VECTOR_BYTES == 32
+    return !_mm256_testz_si256((__m256i)comparison, (__m256i)comparison);
+#elif FASTATTN_VECTOR_BYTES == 16 && defined(__SSE2__)
+    return _mm_movemask_epi8((__m128i)comparison) != 0;
+#else
+    std::uint64_t parts[vector_bytes / 8], all = 0;
+    std::memcpy(parts, &comparison, sizeof parts);
+    for (std::uint64_t part : parts) all |= part;
+    return all != 0;
+#endif
+}
+
 // Bytes to the integers of a register, with their signs. gcc 12 makes of __builtin_convertvector one move a byte.
 template <typename T>
 FASTATTN_INLINE IntegerVector<T> widen(const std::int8_t* from) {
@@ -218,6 +233,13 @@ inline Vector<T> load(const T* from) {
 template <typename T>
 inline void store(T* to, const Vector<T>& x) {
     std::memcpy(to, &x, sizeof x);
+}
+
+template <typename T>
+inline bool any_of(const IntegerVector<T>& comparison) {
+    for (int i = 0; i < lanes_of<T>; ++i)
+        if (comparison.x[i]) return true;
+    return false;
 }
 
 template <typename T>
@@ -291,30 +313,6 @@ FASTATTN_INLINE void transpose_stages(Vector<T> (&rows)[lanes_of<T>]) {
 template <typename T>
 FASTATTN_INLINE void transpose(Vector<T> (&rows)[lanes_of<T>]) {
     transpose_stages<T, lanes_of<T> / 2>(rows);
-}
-
-// square = the columns of LANES rows, from `column` on. On AVX2 the first stage is done by loading halves, which
-// spares the instruction that only one unit has.
-template <typename T>
-FASTATTN_INLINE void load_transposed(Vector<T> (&square)[lanes_of<T>], const T* const* rows, std::ptrdiff_t column) {
-#if FASTATTN_VECTOR_BYTES == 32
-    constexpr int half = lanes_of<T> / 2;
-    FASTATTN_UNROLL
-    for (int i = 0; i < half; ++i) {
-        FASTATTN_UNROLL
-        for (int side = 0; side < 2; ++side) {
-            const T* low = rows[i] + column + side * half;
-            const T* high = rows[i + half] + column + side * half;
-            square[i + side * half] = (Vector<T>)_mm256_insertf128_si256(
-                _mm256_castsi128_si256(_mm_loadu_si128((const __m128i*)low)), _mm_loadu_si128((const __m128i*)high), 1);
-        }
-    }
-    transpose_stages<T, half / 2>(square);
-#else
-    FASTATTN_UNROLL
-    for (int i = 0; i < lanes_of<T>; ++i) square[i] = load(rows[i] + column);
-    transpose<T>(square);
-#endif
 }
 
 #else

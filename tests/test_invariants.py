@@ -88,6 +88,22 @@ def test_batch_mates(dtypes, option):
     assert same(two, tuple(x[pair] for x in together))
 
 
+@pytest.mark.parametrize("dtypes", ["float32", "float64"])
+@pytest.mark.parametrize("names", [["mask"], ["bias"], ["mask", "bias"]], ids=" and ".join)
+@pytest.mark.parametrize("n_queries", [3, 40])
+def test_extreme_biases_of_one_row_leave_the_others_as_they_are(dtypes, names, n_queries):
+    """They are added with care, and in one row only; the scale is inexact, so that it shows where sums are rounded."""
+    q, k, v = qkv(1, 2, 2, n_queries, 300, 80, dtypes=dtypes)
+    ordinary = {name: normal(n_queries, 300, dtype=q.dtype, seed=i) for i, name in enumerate(names)}
+    before = attention(q, k, v, **ordinary)
+    for extreme in (-np.inf, np.finfo(q.dtype).min, np.finfo(q.dtype).max):
+        changed = {name: bias.copy() for name, bias in ordinary.items()}
+        changed[names[0]][1, [3, 290]] = extreme
+        after = attention(q, k, v, **changed)
+        assert same(np.delete(after, 1, axis=2), np.delete(before, 1, axis=2))
+        assert not same(after[:, :, 1], before[:, :, 1])
+
+
 @pytest.mark.parametrize("dtypes", ["float32", "float64", "float16"])
 @every_option
 @pytest.mark.parametrize("group", [1, 3])

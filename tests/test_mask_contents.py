@@ -60,6 +60,16 @@ def test_every_tail_of_a_boolean_mask(dtypes, n_keys):
         assert_attention_close(attention(q, k, v, mask=mask, return_lse=True), q, k, v, mask=mask, return_lse=True)
 
 
+@pytest.mark.parametrize("n_keys", [1, 3, 4, 7, 8, 15, 16, 17, 31, 33, 63, 255, 257])
+@pytest.mark.parametrize("dtypes", ["float32", "float64"])
+@pytest.mark.parametrize("name", ["mask", "bias"])
+def test_every_tail_of_a_float_mask(dtypes, n_keys, name):
+    q, k, v = qkv(1, 2, 2, N, n_keys, 5, dtypes=dtypes)
+    added = normal(N, n_keys, dtype=q.dtype)
+    for options in ({name: added}, {name: np.where(visible("all but one", n_keys), added, -np.inf).astype(q.dtype)}):
+        assert_attention_close(attention(q, k, v, **options, return_lse=True), q, k, v, **options, return_lse=True)
+
+
 def test_every_byte_but_zero_is_true():
     q, k, v = qkv(1, 2, 2, N, S)
     mask = visible("some")
