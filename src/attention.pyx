@@ -7,7 +7,6 @@
 from cython.parallel cimport prange
 from libc.math cimport INFINITY, NAN, exp, exp2, fabs, log, sqrt
 from libc.stdint cimport int8_t, int64_t, uint16_t
-from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.object cimport PyObject

@@ -15,8 +15,8 @@ FASTATTN_NOINLINE void cap_scores(T* scores, std::ptrdiff_t count, T scale, T ca
         store(scores + i, limit * tanh_of<T>(load(scores + i) * factor / limit));
 }
 
-// sum, which is a + b rounded once, where b = -inf excludes, whatever a is, and a finite sum that would overflow stays at
-// the largest finite number, so that finfo.min is an ordinary bias.
+// sum, which is a + b rounded once, but b = -inf excludes, whatever a is, and a finite sum that would overflow stays
+// at the largest finite number, so that finfo.min is an ordinary bias.
 template <typename T>
 FASTATTN_INLINE Vector<T> limit_sum(Vector<T> sum, Vector<T> a, Vector<T> b) {
     const Vector<T> lowest = broadcast<T>(minus_infinity<T>), highest = broadcast<T>(-minus_infinity<T>);

@@ -61,6 +61,14 @@ inline void close_python(double patience) {
 
 inline void forget_other_threads() { in_python.store(0); }
 
+// Threads that have worked wait awake for some milliseconds (GCC's and LLVM's OpenMP); after that, to wake one takes
+// tens of microseconds. So short calls are divided when they follow one another.
+constexpr double surely_awake = 1e-3;     // seconds
+thread_local double last_call = -1;         // when this thread's last call ended that was long enough to be divided
+
+inline bool follows_closely() { return seconds() - last_call < surely_awake; }
+inline void note_call() { last_call = seconds(); }
+
 #ifdef _OPENMP
 constexpr bool has_openmp = true;
 inline int openmp_max_threads() { return omp_get_max_threads(); }

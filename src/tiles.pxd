@@ -75,6 +75,10 @@ cdef extern from "decode.hpp" nogil:
     void decode_values[T](int rows, T* sums, const T* weights, const void* values, int kind, Py_ssize_t v_stride,
                           Py_ssize_t n_keys, Py_ssize_t n_features, const T* rescale)
 
+cdef extern from "scratch.hpp" nogil:
+    char* take_scratch(size_t size)
+    void return_scratch(char* scratch)
+
 cdef extern from "parallel.hpp" nogil:
     cdef cppclass ItemCounter:
         Py_ssize_t take()
@@ -85,6 +89,8 @@ cdef extern from "parallel.hpp" nogil:
         void leave()
         bint others_work()
     double seconds()
+    bint follows_closely()
+    void note_call()
     void pause_thread()
     bint enter_python()
     void leave_python()

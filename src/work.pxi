@@ -2,7 +2,8 @@
 # counter, so nothing depends on thread numbers, and no result depends on who did which item.
 
 cdef enum:
-    serial_operations = 1000000     # below (some 20 microseconds) waking a second thread costs more than it saves
+    serial_operations = 600000      # below (some 15 microseconds) a second thread costs more than it saves
+    waking_operations = 4000000     # below (some 100 microseconds) it does unless it is awake
     small_scratch = 16384           # bytes of scratch that fit on the stack
     item_operations = 4000          # of an item, beside those with keys
 
@@ -121,7 +122,10 @@ cdef void merge_all_parts(const Problem* problem, const Schedule* schedule, Watc
 
 cdef int plan(const Problem* problem, Schedule* schedule, int num_threads, const real* kind) noexcept nogil:
     """How the call is divided; returns the number of workers."""
-    cdef int n_workers = num_threads if operations_of(problem) > serial_operations else 1
+    cdef double operations = operations_of(problem)
+    cdef int n_workers = 1
+    if operations > waking_operations or (operations > serial_operations and follows_closely()):
+        n_workers = num_threads
     schedule.panels, schedule.split = panels_per_item, False
     schedule.n_items = count_items(problem, schedule, kind)
     if n_workers > 1 and schedule.n_items < 8 * n_workers:  # few items: smaller ones, so that every thread has some
@@ -130,7 +134,7 @@ cdef int plan(const Problem* problem, Schedule* schedule, int num_threads, const
         if schedule.n_items * state_size(problem, kind) > n_workers * largest_states // <Py_ssize_t>sizeof(real):
             schedule.split = False      # so many keys that their chunks' states would take memory of their own
             schedule.n_items = count_items(problem, schedule, kind)
-    while n_workers > 1 and schedule.panels > 1 and schedule.n_items < 16 * n_workers:
+    while n_workers > 1 and schedule.panels > 1 and schedule.n_items < 8 * n_workers:
         schedule.panels //= 2
         schedule.n_items = count_items(problem, schedule, kind)
     return <int>max(1, min(<Py_ssize_t>n_workers, schedule.n_items))
@@ -164,7 +168,7 @@ cdef int run(Problem* problem, int num_threads, object source, const real* kind)
     needed = n_workers * scratch_size + (problem.n_entries + 1) * sizeof(Py_ssize_t) + states_size + 128
     memory = &small[0]
     if needed > small_scratch:
-        memory = <char*>malloc(needed)
+        memory = take_scratch(needed)
     if memory == NULL:
         raise MemoryError(f"no memory for {needed} bytes of scratch")
     watch = watch_over(&items)
@@ -180,5 +184,7 @@ cdef int run(Problem* problem, int num_threads, object source, const real* kind)
         if schedule.split and not items.stopped():
             merge_all_parts(problem, &schedule, &watch, <real*>aligned)
         if memory != &small[0]:
-            free(memory)
+            return_scratch(memory)
+        if operations_of(problem) > serial_operations:
+            note_call()
     return raise_error(&watch)

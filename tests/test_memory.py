@@ -90,3 +90,22 @@ def test_memory_of_many_calls_does_not_grow():
     print(growth(lambda: calls(100)))
     """
     assert float(output_of(MEASURE + textwrap.dedent(code))) < 4
+
+
+def test_repeated_calls_fault_in_no_pages():
+    """Scratch given back to the system after each call would cost some 40 page faults in the next."""
+    code = """
+    import resource
+    import numpy as np
+    import fastattn
+    x = np.ones((1, 12, 128, 32), np.float32)
+    out = np.ones_like(x)
+    faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(20):
+        fastattn.attention(x, x, x, out=out, num_threads=2)
+    before = faults()
+    for _ in range(200):
+        fastattn.attention(x, x, x, out=out, num_threads=2)
+    assert faults() - before < 200, faults() - before
+    """
+    output_of(code, MALLOC_MMAP_THRESHOLD_="65536")

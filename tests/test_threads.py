@@ -320,3 +320,24 @@ def test_worker_threads_start_with_the_first_large_call_and_no_sooner():
     assert count() == before + 2, count()
     """
     output_of(code)
+
+
+@linux_only
+@needs_openmp
+def test_a_second_thread_is_woken_by_short_calls_in_succession_and_not_by_one():
+    code = """
+    import os, time
+    import numpy as np
+    import fastattn
+    count = lambda: len(os.listdir("/proc/self/task"))
+    before = count()
+    x = np.ones((1, 8, 32, 32), np.float32)  # some 15 microseconds
+    for _ in range(3):
+        time.sleep(0.02)
+        fastattn.attention(x, x, x, num_threads=2)
+    assert count() == before
+    for _ in range(1000):
+        fastattn.attention(x, x, x, num_threads=2)
+    assert count() == before + 1
+    """
+    output_of(code)
