@@ -51,7 +51,7 @@ cdef void score_block(const Problem* problem, const Lanes* lanes, int product, c
     for tile in range(n_tiles):
         if v != NULL:
             prefetch_rows(v + key * v_stride, v_stride, rows + (tile < longer), problem.value_dim)
-        if problem.has_bias:        # not all lines at once: a processor whose queue of misses is full drops them
+        if problem.has_bias:        # a few lines per tile, whose arithmetic hides them
             for i in range(2):
                 prefetch_lines(<const char**>ahead[i].row, ahead[i].n_rows, tile * lines,
                                min((tile + 1) * lines, ahead[i].lines))

@@ -97,14 +97,18 @@ cdef inline char* row_of(const Tensor* tensor, Py_ssize_t entry, Py_ssize_t head
     return tensor.data + entry * tensor.entry + head * tensor.head + row * tensor.row
 
 
+cdef inline char* row_in_page(const Problem* problem, const Tensor* tensor, const Entry* entry, Py_ssize_t kv_head,
+                              Py_ssize_t page, Py_ssize_t row) noexcept nogil:
+    """Where a row of an entry's page, the first of which is 0, lies."""
+    return row_of(tensor, problem.pages[entry.index * problem.pages_per_entry + page], kv_head, row)
+
+
 cdef inline char* key_row(const Problem* problem, const Tensor* tensor, const Entry* entry, Py_ssize_t kv_head,
                           Py_ssize_t key) noexcept nogil:
     """Where the row of an entry's key lies, of keys, values or scales, with pages or without."""
-    cdef int64_t page
     if problem.pages == NULL:
         return row_of(tensor, entry.index, kv_head, entry.first_key + key)
-    page = problem.pages[entry.index * problem.pages_per_entry + key // problem.page_size]
-    return row_of(tensor, page, kv_head, key % problem.page_size)
+    return row_in_page(problem, tensor, entry, kv_head, key // problem.page_size, key % problem.page_size)
 
 
 cdef void dequantize_rows(const Problem* problem, const Tensor* tensor, const Tensor* scales, const Entry* entry,
