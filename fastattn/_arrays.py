@@ -18,12 +18,14 @@ INT8 = np.dtype(np.int8)
 # Element kinds as the kernels number them.
 KINDS = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 3, "bool": 4}
 
+_FLOATS = {2: "float16", 4: "float32", 8: "float64"}
+
 
 def float_kind(dtype: np.dtype[Any]) -> str | None:
     """``"float32"``, ``"float64"``, ``"float16"``, ``"bfloat16"`` or None. bfloat16 (of ml_dtypes) is known by its
     name, so that nothing has to be imported."""
-    if dtype.kind == "f" and dtype.itemsize in (2, 4, 8):
-        return f"float{8 * dtype.itemsize}"
+    if dtype.kind == "f":
+        return _FLOATS.get(dtype.itemsize)
     if dtype.name == "bfloat16" and dtype.itemsize == 2:
         return "bfloat16"
     return None
@@ -40,6 +42,8 @@ def is_half(dtype: np.dtype[Any]) -> bool:
 
 def as_array(name: str, value: Any) -> Array:
     """The argument as a plain array, native byte order, unconverted otherwise."""
+    if type(value) is np.ndarray and value.dtype.isnative:
+        return value
     if isinstance(value, np.ma.MaskedArray):
         raise TypeError(f"{name} must not be a masked array, because its mask would be ignored: pass mask= instead")
     try:

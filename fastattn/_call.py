@@ -43,17 +43,20 @@ def call_over_leading(
     Leading axes that are one axis in memory become one; others are looped over, so that nothing is copied.
     """
     lead = q.shape[:-3]
+    if len(lead) == 1:
+        call_kernel(q, k, v, out, lse, scale, num_threads, options)
+        return
     paged = options is not None and options.pages is not None
     extra = [] if options is None else [x for x in (options.mask, options.bias) if x is not None]
     scales = None if options is None or paged else options.scales
     arrays = [q, out, *extra] if paged else [q, k, v, out, *extra]
-    if len(lead) <= 1 or (
+    if not lead or (
         all(leading_collapses(x, 3) for x in arrays) and all(leading_collapses(x, 2) for x in scales or ())
     ):
-        if options is not None and len(lead) != 1:
+        if options is not None:
             mask, bias = (None if x is None else _one_entry_axis(x, 3) for x in (options.mask, options.bias))
             options = replace(options, mask=mask, bias=bias)
-        if options is not None and scales is not None and len(lead) != 1:
+        if options is not None and scales is not None:
             options = replace(options, scales=(_one_entry_axis(scales[0], 2), _one_entry_axis(scales[1], 2)))
         q, k, v, out = (_one_entry_axis(x, 3) for x in (q, k, v, out))
         lse = None if lse is None else _one_entry_axis(lse, 2)

@@ -88,7 +88,7 @@ def check_shapes(q: Array, k: Array, v: Array, *, paged: bool) -> Checked:
         raise ValueError(
             f"v must have shape (..., {k.shape[-3]}, {k.shape[-2]}, E) to match k {k.shape}, got {v.shape}"
         )
-    if not paged:
+    if not paged and not q.shape[:-3] == k.shape[:-3] == v.shape[:-3]:
         try:
             lead = np.broadcast_shapes(q.shape[:-3], k.shape[:-3], v.shape[:-3])
         except ValueError:
