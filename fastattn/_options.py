@@ -133,7 +133,7 @@ def check_per_head(name: str, value: Any, sizes: Sizes, per_entry: bool) -> Arra
     allowed = [(sizes.n_heads,), (*sizes.lead, sizes.n_heads)] if per_entry else [(sizes.n_heads,)]
     if array.shape not in allowed:
         raise ValueError(f"{name} must have shape {' or '.join(map(str, dict.fromkeys(allowed)))}, got {array.shape}")
-    return array.astype(np.float64)
+    return _as_float64(array) if array.dtype.kind == "f" and array.dtype.itemsize > 8 else array.astype(np.float64)
 
 
 def check_slopes(alibi_slopes: Any, sizes: Sizes) -> Array:

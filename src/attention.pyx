@@ -54,7 +54,7 @@ def attention_float32(const float[:, :, :, :] q, const float[:, :, :, :] k, cons
                       float[:, :, :, :] out, float[:, :, :] lse, double scale, int num_threads, options=None):
     """out (B, H, N, E) = attention of q (B, H, N, D), k (B, K, S, D), v (B, K, S, E); lse (B, H, N) or None."""
     cdef Problem problem
-    begin(&problem, q.shape, k.shape, v.shape, scale)
+    begin(&problem, q.shape, k.shape, v.shape, scale, <const float*>NULL)
     problem.q = describe(<char*>&q[0, 0, 0, 0], q.strides, kind_float32, 4, True)
     problem.k = describe(<char*>&k[0, 0, 0, 0], k.strides, kind_float32, 4, True)
     problem.v = describe(<char*>&v[0, 0, 0, 0], v.strides, kind_float32, 4, True)
@@ -68,7 +68,7 @@ def attention_float64(const double[:, :, :, :] q, const double[:, :, :, :] k, co
                       double[:, :, :, :] out, double[:, :, :] lse, double scale, int num_threads, options=None):
     """As attention_float32, in float64."""
     cdef Problem problem
-    begin(&problem, q.shape, k.shape, v.shape, scale)
+    begin(&problem, q.shape, k.shape, v.shape, scale, <const double*>NULL)
     problem.q = describe(<char*>&q[0, 0, 0, 0], q.strides, kind_float64, 8, True)
     problem.k = describe(<char*>&k[0, 0, 0, 0], k.strides, kind_float64, 8, True)
     problem.v = describe(<char*>&v[0, 0, 0, 0], v.strides, kind_float64, 8, True)
@@ -84,7 +84,7 @@ def attention_half(const uint16_t[:, :, :, :] q, const uint16_t[:, :, :, :] k, c
     """As attention_float32, on the bits of float16 or bfloat16 numbers."""
     cdef Problem problem
     cdef int kind = kind_bfloat16 if bfloat16 else kind_float16
-    begin(&problem, q.shape, k.shape, v.shape, scale)
+    begin(&problem, q.shape, k.shape, v.shape, scale, <const float*>NULL)
     problem.pairs = has_pair_products and bfloat16 and problem.query_factor == 1
     problem.q = describe(<char*>&q[0, 0, 0, 0], q.strides, kind, 2, False)
     problem.k = describe(<char*>&k[0, 0, 0, 0], k.strides, kind, 2, False)
@@ -101,7 +101,7 @@ def attention_float32_half(const float[:, :, :, :] q, const uint16_t[:, :, :, :]
     """As attention_float32, with keys and values in float16 or bfloat16."""
     cdef Problem problem
     cdef int kind = kind_bfloat16 if bfloat16 else kind_float16
-    begin(&problem, q.shape, k.shape, v.shape, scale)
+    begin(&problem, q.shape, k.shape, v.shape, scale, <const float*>NULL)
     problem.q = describe(<char*>&q[0, 0, 0, 0], q.strides, kind_float32, 4, True)
     problem.k = describe(<char*>&k[0, 0, 0, 0], k.strides, kind, 2, False)
     problem.v = describe(<char*>&v[0, 0, 0, 0], v.strides, kind, 2, False)
@@ -116,7 +116,7 @@ def attention_int8(const float[:, :, :, :] q, const int8_t[:, :, :, :] k, const 
                    float[:, :, :] lse, double scale, int num_threads, options=None):
     """As attention_float32, with keys and values as int8 codes, and one scale per key and head (B, K, S)."""
     cdef Problem problem
-    begin(&problem, q.shape, k.shape, v.shape, scale)
+    begin(&problem, q.shape, k.shape, v.shape, scale, <const float*>NULL)
     problem.q = describe(<char*>&q[0, 0, 0, 0], q.strides, kind_float32, 4, True)
     problem.k = describe(<char*>&k[0, 0, 0, 0], k.strides, kind_int8, 1, False)
     problem.v = describe(<char*>&v[0, 0, 0, 0], v.strides, kind_int8, 1, False)

@@ -15,8 +15,8 @@ FASTATTN_NOINLINE void cap_scores(T* scores, std::ptrdiff_t count, T scale, T ca
         store(scores + i, limit * tanh_of<T>(load(scores + i) * factor / limit));
 }
 
-// sum, which is a + b rounded once, but b = -inf excludes, whatever a is, and a finite sum that would overflow stays
-// at the largest finite number, so that finfo.min is an ordinary bias.
+// sum, which is a + b, but b = -inf excludes, whatever a is, and a finite sum that would overflow stays at the largest
+// finite number, so that finfo.min is an ordinary bias.
 template <typename T>
 FASTATTN_INLINE Vector<T> limit_sum(Vector<T> sum, Vector<T> a, Vector<T> b) {
     const Vector<T> lowest = broadcast<T>(minus_infinity<T>), highest = broadcast<T>(-minus_infinity<T>);
@@ -25,15 +25,12 @@ FASTATTN_INLINE Vector<T> limit_sum(Vector<T> sum, Vector<T> a, Vector<T> b) {
     return select<T>(b == lowest, lowest, sum);
 }
 
-// scale * score + bias. A moderate bias needs no limits; with them the sum is rounded as without, because whether a
-// bias is moderate may depend on what else shares the block.
+// scale * score + bias, the product rounded first, so that equal scores stay equal however large they are. A moderate
+// bias needs no limits.
 template <typename T, bool MODERATE>
 FASTATTN_INLINE Vector<T> biased(Vector<T> score, Vector<T> scale, Vector<T> bias) {
-    const Vector<T> sum = score * scale + bias;
-    if constexpr (MODERATE)
-        return sum;
-    else
-        return limit_sum<T>(sum, opaque<T>(score) * scale, bias);
+    const Vector<T> scaled = opaque<T>(score * scale), sum = scaled + bias;
+    return MODERATE ? sum : limit_sum<T>(sum, scaled, bias);
 }
 
 // Adding a bias of at most this size carries no finite score beyond its type.
@@ -153,7 +150,7 @@ FASTATTN_NOINLINE void add_slopes(T* bias, bool begin, std::ptrdiff_t n_keys, in
             T product = -slopes[lane] * std::fabs(distance[lane] - T(key));
             product = product < -largest ? -largest : product > largest ? largest : product;
             const T before = begin ? T(0) : *at, sum = before + product;
-            *at = before == minus_infinity<T> ? before : sum < -largest ? -largest : sum;
+            *at = std::isinf(before) ? before : sum < -largest ? -largest : sum > largest ? largest : sum;
         }
     }
 }

@@ -19,7 +19,7 @@ cdef object attend_plainly(Py_buffer* q, Py_buffer* k, Py_buffer* v, Py_buffer* 
     cdef Problem problem
     result = empty((q.shape[0], q.shape[1], q.shape[2], v.shape[3]), dtype)
     borrow(result, out)
-    begin(&problem, q.shape, k.shape, v.shape, 1 / sqrt(<double>q.shape[3]))
+    begin(&problem, q.shape, k.shape, v.shape, 1 / sqrt(<double>q.shape[3]), <const float*>NULL)
     problem.q = describe(<char*>q.buf, q.strides, kind_float32, 4, True)
     problem.k = describe(<char*>k.buf, k.strides, kind_float32, 4, True)
     problem.v = describe(<char*>v.buf, v.strides, kind_float32, 4, True)

@@ -65,6 +65,13 @@ FASTATTN_INLINE Vector<T> load_partial(const Element* from, std::ptrdiff_t count
     return load(numbers);
 }
 
+// sums (count, at most a vector) = sums * rescale + block
+template <typename T>
+FASTATTN_INLINE void add_partial(T* sums, std::ptrdiff_t count, T rescale, Vector<T> block) {
+    const Vector<T> sum = load_partial<T>(sums, count) * broadcast(rescale) + block;
+    for (std::ptrdiff_t i = 0; i < count; ++i) sums[i] = sum[i];
+}
+
 // Sums of LANES registers: lane i of the result is the sum over the lanes of parts[i].
 template <typename T, int HALF = lanes_of<T> / 2>
 FASTATTN_INLINE Vector<T> sum_each(Vector<T> (&parts)[lanes_of<T>]) {
@@ -170,12 +177,37 @@ FASTATTN_NOINLINE void weighted_rows(T* sums, const T* weights, const Element* v
         for (int r = 0; r < ROWS; r += held)
             weighted_tile<T, ROWS, held, 1>(sums + r * n_features + feature, n_features, weights + r, v + feature,
                                             v_stride, n_keys, rescale + r);
-    for (; feature < n_features; ++feature) {
-        for (int r = 0; r < ROWS; ++r) {
-            T sum = 0;
-            for (std::ptrdiff_t key = 0; key < n_keys; ++key)
-                sum += weights[key * ROWS + r] * number_of<T>(v[key * v_stride + feature]);
-            sums[r * n_features + feature] = sums[r * n_features + feature] * rescale[r] + sum;
+    if (feature == n_features) return;
+    // What is left is less than a vector. Vectors all the same: of scalars the compiler would round products and sums
+    // apart, or not, as it sees fit.
+    const std::ptrdiff_t rest = n_features - feature;
+    Vector<T> block[ROWS] = {};
+    for (std::ptrdiff_t key = 0; key < n_keys; ++key) {
+        const Vector<T> value = load_partial<T>(v + key * v_stride + feature, rest);
+        FASTATTN_UNROLL
+        for (int r = 0; r < ROWS; ++r) block[r] = block[r] + broadcast(weights[key * ROWS + r]) * value;
+    }
+    FASTATTN_UNROLL
+    for (int r = 0; r < ROWS; ++r) add_partial(sums + r * n_features + feature, rest, rescale[r], block[r]);
+}
+
+// As decode_values, bit for bit where sums are finite, but excluded keys, outside [first[row], last[row]) or of a bias
+// (n_keys, rows) of -inf, add nothing, whatever their values hold. bias may be null.
+template <typename T>
+FASTATTN_NOINLINE void decode_selected(int rows, T* sums, const T* weights, const T* v, std::ptrdiff_t v_stride,
+                                       std::ptrdiff_t n_features, const T* rescale, const std::ptrdiff_t* first,
+                                       const std::ptrdiff_t* last, const T* bias) {
+    constexpr std::ptrdiff_t n = lanes_of<T>;
+    for (int row = 0; row < rows; ++row) {
+        for (std::ptrdiff_t feature = 0; feature < n_features; feature += n) {
+            const std::ptrdiff_t count = n_features - feature < n ? n_features - feature : n;
+            Vector<T> block = {};
+            for (std::ptrdiff_t key = first[row]; key < last[row]; ++key) {
+                if (bias && bias[key * rows + row] == minus_infinity<T>) continue;
+                const Vector<T> value = load_partial<T>(v + key * v_stride + feature, count);
+                block = block + broadcast(weights[key * rows + row]) * value;
+            }
+            add_partial(sums + row * n_features + feature, count, rescale[row], block);
         }
     }
 }

@@ -41,6 +41,7 @@ cdef void place_decoding(const Problem* problem, const Entry* entry, Py_ssize_t 
     """The rows, and q (rows, D rounded up to whole vectors) = their queries, with the scale's sign."""
     cdef Py_ssize_t n_rows = entry.n_queries * problem.group, n = vector_lanes(q), i
     cdef Py_ssize_t width = (problem.head_dim + n - 1) // n * n
+    cdef real factor = narrowed(problem.query_factor, q)
     cdef int row
     decoding.rows = 1
     while decoding.rows < n_rows:
@@ -51,7 +52,7 @@ cdef void place_decoding(const Problem* problem, const Entry* entry, Py_ssize_t 
                                          entry.first_query + decoding.lanes.query[row]),
                  problem.q.column, problem.head_dim, problem.q.kind)
         for i in range(problem.head_dim):
-            q[row * width + i] *= <real>problem.query_factor
+            q[row * width + i] *= factor
         for i in range(problem.head_dim, width):
             q[row * width + i] = 0
 
@@ -62,26 +63,6 @@ cdef void clear_state(const Problem* problem, real* state, int rows) noexcept no
         state[i] = 0
     for i in range(rows):
         state[sums + i], state[sums + rows + i] = -INFINITY, 0
-
-
-cdef void add_selected_values(const Problem* problem, const Decoding* decoding, real* sums, const real* weights,
-                              const real* v, Py_ssize_t v_stride, Py_ssize_t start, Py_ssize_t n_keys,
-                              const real* rescale, const real* bias) noexcept nogil:
-    """As decode_values where values hold NaN or infinity and some keys are excluded: those add nothing. Finite sums
-    come out bit for bit as there."""
-    cdef Py_ssize_t key, feature
-    cdef real* total = sums
-    cdef real block
-    cdef int row
-    for row in range(decoding.rows):
-        for feature in range(problem.value_dim):
-            block = 0
-            for key in range(n_keys):
-                if (decoding.lanes.first[row] <= start + key < decoding.lanes.last[row]
-                        and (bias == NULL or bias[key * decoding.rows + row] != -INFINITY)):
-                    block = block + weights[key * decoding.rows + row] * v[key * v_stride + feature]
-            total[0] = total[0] * rescale[row] + block
-            total += 1
 
 
 cdef void exclude_keys(const Decoding* decoding, real* scores, Py_ssize_t start, Py_ssize_t n_keys) noexcept nogil:
@@ -102,6 +83,8 @@ cdef void decode_keys(const Problem* problem, const Entry* entry, const Decoding
     cdef int rows = decoding.rows
     cdef real* maximum = state + rows * problem.value_dim
     cdef real ones[max_lanes]
+    cdef Py_ssize_t first[max_lanes]
+    cdef Py_ssize_t last[max_lanes]
     cdef const Run* run
     cdef BlockContent content = block_open
     cdef bint all_visible = (block.start >= decoding.lanes.highest_first
@@ -129,8 +112,12 @@ cdef void decode_keys(const Problem* problem, const Entry* entry, const Decoding
         multiply_weights(rows, scores, <const real*>block.v_scales, n_keys)
     if block.careful and not (all_visible and content == block_open) and not all_finite(
             <const real*>block.runs[0].v, block.v_stride, n_keys, problem.value_dim):
-        add_selected_values(problem, decoding, state, scores, <const real*>block.runs[0].v, block.v_stride,
-                            block.start, n_keys, rescale, <real*>NULL if content == block_open else bias)
+        for i in range(rows):
+            first[i] = max(decoding.lanes.first[i] - block.start, 0)
+            last[i] = min(decoding.lanes.last[i] - block.start, n_keys)
+        decode_selected(rows, state, scores, <const real*>block.runs[0].v, block.v_stride, problem.value_dim, rescale,
+                        <const Py_ssize_t*>first, <const Py_ssize_t*>last,
+                        <real*>NULL if content == block_open else bias)
         return
     for i in range(rows):
         ones[i] = 1

@@ -67,7 +67,8 @@ FASTATTN_INLINE void exp2_nonpositive(Vector<T> (&x)[COUNT], Vector<T> unit, Vec
     }
 }
 
-// The x whose exponent x * unit has a power of two of all bits clear; unit is from 1e-30 to 1e30.
+// The x whose exponent x * unit has a power of two of all bits clear; unit and 1 / unit are at most 1e36
+// (double: 1e300).
 template <typename T>
 FASTATTN_INLINE Vector<T> lowest_exponent(T unit) {
     return opaque<T>(broadcast<T>(exponential_constants<T>::lowest / unit));

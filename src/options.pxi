@@ -1,18 +1,23 @@
 # The options of one call, taken from the Python object that the checks made, and kept alive during the call.
 
-cdef double smallest_unit = 1e-30, largest_unit = 1e30   # of the exponent, in any computing type
+cdef inline double largest_unit(const real* kind) noexcept nogil:
+    """Of the exponent. It and its reciprocal leave room for the 127 or 1023 of `lowest_exponent`."""
+    return 1e36 if sizeof(real) == 4 else 1e300
+
 
 cdef void begin(Problem* problem, const Py_ssize_t* q_shape, const Py_ssize_t* k_shape, const Py_ssize_t* v_shape,
-                double scale) noexcept nogil:
+                double scale, const real* kind) noexcept nogil:
     """A problem of these sizes without any option."""
+    cdef double largest = largest_unit(kind)
     memset(problem, 0, sizeof(Problem))
     problem.n_entries, problem.n_heads, problem.n_queries, problem.head_dim = (
         q_shape[0], q_shape[1], q_shape[2], q_shape[3])
     problem.n_kv_heads, problem.n_keys, problem.value_dim = k_shape[1], k_shape[2], v_shape[3]
     problem.group = problem.n_heads // problem.n_kv_heads if problem.n_kv_heads else 1
     problem.query_factor, problem.score_scale, problem.unit = -1 if scale < 0 else 1, 1, fabs(scale) * LOG2E
-    if not smallest_unit < problem.unit < largest_unit:
-        problem.query_factor, problem.unit = scale, LOG2E
+    if not 1 / largest < problem.unit < largest:    # what is beyond goes into the queries
+        problem.unit = max(1 / largest, min(problem.unit, largest))
+        problem.query_factor = scale / (problem.unit / LOG2E)
     problem.left = problem.right = unbounded
 
 

@@ -63,7 +63,7 @@ cdef void pack_queries(const Problem* problem, const Entry* entry, Lanes* lanes,
     if problem.pairs:
         pack_words(panel, <const real**>rows, n_words_of(problem))
     else:
-        pack_rows(panel, <const real**>rows, problem.head_dim, <real>problem.query_factor)
+        pack_rows(panel, <const real**>rows, problem.head_dim, narrowed(problem.query_factor, panel))
 
 
 cdef void close_softmax(const Problem* problem, const Entry* entry, const Lanes* lanes, const real* maximum,

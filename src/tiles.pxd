@@ -72,6 +72,9 @@ cdef extern from "decode.hpp" nogil:
     void decode_softmax[T](int rows, T unit, T* scores, Py_ssize_t n_keys, T* maximum, T* total, T* rescale)
     void multiply_scores[T](int rows, T* scores, const T* scales, Py_ssize_t n_keys)
     void multiply_weights[T](int rows, T* weights, const T* scales, Py_ssize_t n_keys)
+    void decode_selected[T](int rows, T* sums, const T* weights, const T* v, Py_ssize_t v_stride,
+                            Py_ssize_t n_features, const T* rescale, const Py_ssize_t* first, const Py_ssize_t* last,
+                            const T* bias)
     void decode_values[T](int rows, T* sums, const T* weights, const void* values, int kind, Py_ssize_t v_stride,
                           Py_ssize_t n_keys, Py_ssize_t n_features, const T* rescale)
 

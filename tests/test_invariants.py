@@ -104,6 +104,32 @@ def test_extreme_biases_of_one_row_leave_the_others_as_they_are(dtypes, names, n
         assert not same(after[:, :, 1], before[:, :, 1])
 
 
+@pytest.mark.parametrize("dtypes", ["float32", "float64", "float16", "float32-bfloat16"])
+@pytest.mark.parametrize("features", [1, 3, 8, 9, 17, 31])
+@pytest.mark.parametrize("n_queries", [1, 2, 40])
+def test_what_excluded_values_hold_changes_no_bit(dtypes, features, n_queries):
+    q, k, v = qkv(1, 2, 2, n_queries, 70, 5, features, dtypes=dtypes)
+    mask = np.arange(70) != 33
+    before = attention(q, k, v, mask=mask)
+    v[0, 0, 33] = np.nan
+    assert same(attention(q, k, v, mask=mask), before)
+    mask = np.stack([np.ones(70, bool), mask])[:, None]  # now seen, by the first head
+    mask[1, 0, 40] = False
+    v[0, 0, 33], v[0, 1, 33] = 1, np.inf
+    after = attention(q, k, v, mask=mask)
+    mask[0, 0, 12] = False
+    assert same(attention(q, k, v, mask=mask)[:, 1], after[:, 1])
+
+
+@pytest.mark.parametrize("dtypes", ["float32", "float64", "float16", "float32-float16"])
+@pytest.mark.parametrize("n_queries", [1, 20])
+def test_layout_of_keys_and_values(dtypes, n_queries):
+    q, k, v = qkv(1, 2, 2, n_queries, 70, 5, 9, dtypes=dtypes)
+    before = attention(q, k, v)
+    assert same(attention(q, np.asfortranarray(k), v), before)
+    assert same(attention(q, k, np.asfortranarray(v)), before)
+
+
 @pytest.mark.parametrize("dtypes", ["float32", "float64", "float16"])
 @every_option
 @pytest.mark.parametrize("group", [1, 3])

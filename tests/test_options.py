@@ -315,3 +315,52 @@ def test_largest_half_values(dtype):
 def test_caps_too_small_for_the_type_leave_scores_equal(dtypes, softcap):
     q, k, v = qkv(1, 2, 1, 20, 40, dtypes=dtypes)
     check(q, k, v, softcap=softcap, return_lse=True)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "scale", "query", "keys", "expected"),
+    [
+        (np.float32, 1e38, 100, [0, 1e-38], 3),
+        (np.float32, 1e31, 1e8, [0, 1e-38], 2.99991),
+        (np.float32, -1e37, 1, [1e-37, 0], 2.46212),
+        (np.float32, 1e-45, 0.5, [-np.inf, 1], 3),
+        (np.float32, 1e-37, 1e20, [0, 1e17], 2.46212),
+        (np.float32, 1e300, 0, [1, 2], 2),
+        (np.float64, 1e299, 1e10, [0, 1e-308], 2.99991),
+        (np.float64, 1e-305, 1e155, [0, 1e150], 2.46212),
+    ],
+)
+def test_extreme_scales(dtype, scale, query, keys, expected):
+    """What matters is the score, query * key * scale; here they are 0 and one more number."""
+    for rows in (1, 40):
+        q, k = np.full((rows, 1), query, dtype), np.array(keys, dtype)[:, None]
+        v = np.array([[1], [3]], dtype)
+        np.testing.assert_allclose(attention(q, k, v, scale=scale), np.full((rows, 1), expected), rtol=2e-5)
+
+
+@pytest.mark.parametrize("rows", [1, 40])
+def test_biases_leave_equal_scores_equal_and_finite_ones_finite(rows):
+    values = np.arange(8, dtype=np.float32)[:, None]
+    bias = np.zeros((rows, 8), np.float32)
+    bias[:, ::2] = 1
+    for query in (7, 9, 11):
+        q = np.full((rows, 1), query, np.float32)
+        mean = attention(q, np.ones_like(values), values, scale=1e20, bias=bias)
+        assert (mean == 3.5).all()  # as in NumPy: beside scores of 7e20 a bias of 1 is nothing
+    # The product of key and scale rounds to the largest float from above.
+    key, scale = np.float32(16531789 * 2.0**90), 8513143 * 2.0**-9
+    q, k = np.ones((rows, 1), np.float32), np.full_like(values, key)
+    for size in (1e30, 2e30):
+        bias = np.full((rows, 8), size, np.float32)
+        assert (attention(q, k, values, scale=scale, bias=bias) == 3.5).all()
+    # So may be what ALiBi and a bias come to.
+    bias = np.full((rows, 8), np.finfo(np.float32).max)
+    assert (attention(q, k, values, scale=0, bias=bias, alibi_slopes=[-1e37]) == 3.5).all()
+
+
+def test_sinks_beyond_double_precision_stay_finite():
+    x = np.ones((2, 3, 4), np.float32)
+    sinks = np.array([2, -2], np.longdouble) * np.finfo(np.float64).max
+    out = attention(x, x, x, sinks=sinks)
+    assert (out[0] == 0).all()
+    assert (out[1] == 1).all()

@@ -10,7 +10,8 @@
 #include <fuzzer/FuzzedDataProvider.h>
 
 #include "softmax.hpp"
-// The order matters: rows.hpp uses what the tiles define.
+// The order matters: these use what the tiles define.
+#include "bias.hpp"
 #include "rows.hpp"
 
 namespace {
@@ -157,11 +158,35 @@ void panels(Source& source) {
     for (int row = 0; row < n_rows; ++row) require(finite[row] == T(0), "finite panel");
 }
 
+// Biases transposed on their way to scores: -inf excludes, a finite sum stays finite.
+template <typename T>
+void biases(Source& source) {
+    constexpr std::ptrdiff_t lanes = panel_lanes_of<T>;
+    const std::ptrdiff_t n_keys = source.ConsumeIntegralInRange<std::ptrdiff_t>(1, 50);
+    const bool shared = source.ConsumeBool();
+    const auto given = numbers<T>(source, shared ? n_keys : lanes * n_keys, source.ConsumeBool());
+    const T* rows[lanes];
+    for (std::ptrdiff_t lane = 0; lane < lanes; ++lane) rows[lane] = given.get() + (shared ? 0 : lane) * n_keys;
+    auto scores = numbers<T>(source, n_keys * lanes, source.ConsumeBool()), maximum = numbers<T>(source, lanes, false);
+    const std::vector<T> before(scores.get(), scores.get() + n_keys * lanes);
+    const T scale = T(source.ConsumeIntegralInRange<int>(1, 3000)) / T(1000), most = std::numeric_limits<T>::max();
+    add_rows<T>(scores.get(), rows, n_keys, scale, maximum.get());
+    for (std::ptrdiff_t i = 0; i < n_keys * lanes; ++i) {
+        const T bias = rows[i % lanes][i / lanes];
+        const long double score = (long double)before[i] * scale, sum = score + bias;
+        require(!(scores[i] > maximum[i % lanes]), "maximum of biased scores");
+        if (std::isinf(bias) && bias < 0) require(scores[i] == bias, "excluded score");
+        else if (std::isfinite(bias) && std::isfinite(before[i]) && std::fabs(score) <= most)
+            require(std::isfinite(scores[i]), "finite biased score");
+        if (!std::isinf(bias)) require(near(scores[i], sum, std::fabs(score) + std::fabs(bias)), "biased score");
+    }
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
     Source source(data, size);
-    switch (source.ConsumeIntegralInRange<int>(0, 7)) {
+    switch (source.ConsumeIntegralInRange<int>(0, 9)) {
         case 0: tiles<float>(source); break;
         case 1: tiles<double>(source); break;
         case 2: softmax<float>(source); break;
@@ -169,6 +194,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
         case 4: rows_of<float>(source); break;
         case 5: rows_of<double>(source); break;
         case 6: panels<float>(source); break;
+        case 7: biases<float>(source); break;
+        case 8: biases<double>(source); break;
         default: panels<double>(source);
     }
     return 0;
