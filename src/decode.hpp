@@ -95,6 +95,11 @@ FASTATTN_INLINE Vector<T> sum_each(Vector<T> (&parts)[lanes_of<T>]) {
 #endif
 }
 
+// Keys whose dot products go side by side. Rows of few bytes are bound by the chain of additions, longer ones by
+// memory, whose prefetcher follows one row after the other.
+template <typename Element>
+constexpr int keys_together = sizeof(Element) == 1 ? 4 : sizeof(Element) == 2 ? 2 : 1;
+
 // One vector of scores: n_keys keys of ROWS rows, the lanes beyond them repeat the first key. Meanwhile the keys
 // `ahead` bytes further and these keys' values (rows of v_bytes, v_row bytes apart) are brought nearer.
 template <typename T, int ROWS, typename Element>
@@ -102,23 +107,38 @@ FASTATTN_INLINE void dot_tile(T* scores, const T* q, const Element* k, std::ptrd
                               std::ptrdiff_t head_dim, std::ptrdiff_t ahead, const char* v, std::ptrdiff_t v_row,
                               std::ptrdiff_t v_bytes) {
     constexpr int n = lanes_of<T>, keys = n / ROWS;
+    constexpr int together = keys < keys_together<Element> ? keys : keys_together<Element>;
     const std::ptrdiff_t width = (head_dim + n - 1) / n * n, whole = head_dim / n * n;
     Vector<T> parts[n] = {};
     FASTATTN_UNROLL
-    for (int key = 0; key < keys; ++key) {
-        const Element* row = k + (key < n_keys ? key : 0) * k_stride;
-        if (key < n_keys) prefetch_bytes(v + key * v_row, v_bytes);
+    for (int first = 0; first < keys; first += together) {
+        const Element* row[together];
+        FASTATTN_UNROLL
+        for (int j = 0; j < together; ++j) {
+            row[j] = k + (first + j < n_keys ? first + j : 0) * k_stride;
+            if (first + j < n_keys) prefetch_bytes(v + (first + j) * v_row, v_bytes);
+        }
         for (std::ptrdiff_t d = 0; d < whole; d += n) {
-            if (d * std::ptrdiff_t(sizeof(Element)) % 64 == 0) prefetch((const char*)(row + d) + ahead);
-            const Vector<T> x = load_as<T>(row + d);
+            if (d * std::ptrdiff_t(sizeof(Element)) % 64 == 0) {
+                FASTATTN_UNROLL
+                for (int j = 0; j < together; ++j) prefetch((const char*)(row[j] + d) + ahead);
+            }
             FASTATTN_UNROLL
-            for (int r = 0; r < ROWS; ++r) parts[key * ROWS + r] = parts[key * ROWS + r] + x * load(q + r * width + d);
+            for (int j = 0; j < together; ++j) {
+                const Vector<T> x = load_as<T>(row[j] + d);
+                Vector<T>* sums = parts + (first + j) * ROWS;
+                FASTATTN_UNROLL
+                for (int r = 0; r < ROWS; ++r) sums[r] = sums[r] + x * load(q + r * width + d);
+            }
         }
         if (whole < head_dim) {
-            const Vector<T> x = load_partial<T>(row + whole, head_dim - whole);
             FASTATTN_UNROLL
-            for (int r = 0; r < ROWS; ++r)
-                parts[key * ROWS + r] = parts[key * ROWS + r] + x * load(q + r * width + whole);
+            for (int j = 0; j < together; ++j) {
+                const Vector<T> x = load_partial<T>(row[j] + whole, head_dim - whole);
+                Vector<T>* sums = parts + (first + j) * ROWS;
+                FASTATTN_UNROLL
+                for (int r = 0; r < ROWS; ++r) sums[r] = sums[r] + x * load(q + r * width + whole);
+            }
         }
         keep_order();
     }
