@@ -133,7 +133,7 @@ def check_per_head(name: str, value: Any, sizes: Sizes, per_entry: bool) -> Arra
     allowed = [(sizes.n_heads,), (*sizes.lead, sizes.n_heads)] if per_entry else [(sizes.n_heads,)]
     if array.shape not in allowed:
         raise ValueError(f"{name} must have shape {' or '.join(map(str, dict.fromkeys(allowed)))}, got {array.shape}")
-    return _as_float64(array) if array.dtype.kind == "f" and array.dtype.itemsize > 8 else array.astype(np.float64)
+    return _at_most_float64(array).astype(np.float64)
 
 
 def check_slopes(alibi_slopes: Any, sizes: Sizes) -> Array:
@@ -143,8 +143,10 @@ def check_slopes(alibi_slopes: Any, sizes: Sizes) -> Array:
     return np.ascontiguousarray(np.broadcast_to(slopes, (*sizes.lead, sizes.n_heads))).reshape(-1)
 
 
-def _as_float64(array: Array) -> Array:
-    """A wider float type as float64; what is finite stays finite."""
+def _at_most_float64(array: Array) -> Array:
+    """A wider float type as float64, where what is finite stays finite; others as they are."""
+    if array.dtype.kind != "f" or array.dtype.itemsize <= 8:
+        return array
     largest = np.finfo(np.float64).max
     finite = np.clip(array, -largest, largest)
     return np.where(np.isinf(array), array, finite).astype(np.float64)
@@ -152,9 +154,7 @@ def _as_float64(array: Array) -> Array:
 
 def check_bias(name: str, value: Any, sizes: Sizes) -> tuple[Array, int]:
     """A mask or bias as a view of shape (..., H, N, S), and its element kind."""
-    array = as_array(name, value)
-    if array.dtype.kind == "f" and array.dtype.itemsize > 8:
-        array = _as_float64(array)
+    array = _at_most_float64(as_array(name, value))
     kind = float_kind(array.dtype)
     if array.dtype == np.bool_ and name == "mask":
         kind = "bool"

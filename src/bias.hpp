@@ -85,10 +85,10 @@ FASTATTN_NOINLINE void add_bias(bool moderate, T* scores, const T* bias, std::pt
         });
 }
 
-// scores (KEYS, lanes), of which LANES begin here, = scale * scores + the columns of as many registers; top is raised.
+// One register of scores = scale * scores + biases. Returns top, raised to the largest of them.
 template <typename T, bool MODERATE>
-FASTATTN_INLINE Vector<T> add_column(T* at, Vector<T> scale, Vector<T> column, Vector<T> top) {
-    const Vector<T> score = biased<T, MODERATE>(load(at), scale, column);
+FASTATTN_INLINE Vector<T> add_register(T* at, Vector<T> scale, Vector<T> bias, Vector<T> top) {
+    const Vector<T> score = biased<T, MODERATE>(load(at), scale, bias);
     store(at, score);
     return larger<T>(score, top);
 }
@@ -113,16 +113,16 @@ FASTATTN_NOINLINE void add_rows(T* scores, const T* const* rows, std::ptrdiff_t 
             transpose<T>(square);
             if (any_of<T>(largest > limit)) {
                 FASTATTN_UNROLL
-                for (int i = 0; i < n; ++i) top = add_column<T, false>(at + i * lanes, factor, square[i], top);
+                for (int i = 0; i < n; ++i) top = add_register<T, false>(at + i * lanes, factor, square[i], top);
             } else {
                 FASTATTN_UNROLL
-                for (int i = 0; i < n; ++i) top = add_column<T, true>(at + i * lanes, factor, square[i], top);
+                for (int i = 0; i < n; ++i) top = add_register<T, true>(at + i * lanes, factor, square[i], top);
             }
         }
         for (; key < n_keys; ++key) {
             T column[n];
             for (int i = 0; i < n; ++i) column[i] = rows[group + i][key];
-            top = add_column<T, false>(scores + key * lanes + group, factor, load(column), top);
+            top = add_register<T, false>(scores + key * lanes + group, factor, load(column), top);
         }
         if (maximum) store(maximum + group, larger<T>(top, load(maximum + group)));
     }

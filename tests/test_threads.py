@@ -303,9 +303,9 @@ def test_threadpoolctl_sees_and_limits_it():
 
 @linux_only
 @needs_openmp
-def test_worker_threads_start_with_the_first_large_call_and_no_sooner():
+def test_worker_threads_start_with_the_first_call_worth_them_and_no_sooner():
     code = """
-    import os
+    import os, time
     import numpy as np
     count = lambda: len(os.listdir("/proc/self/task"))
     before = count()
@@ -313,31 +313,19 @@ def test_worker_threads_start_with_the_first_large_call_and_no_sooner():
     x = np.ones((1, 1, 8, 8), np.float32)
     fastattn.attention(x, x, x, num_threads=4)
     assert count() == before, "a small call is done by its own thread"
-    x = np.ones((1, 4, 400, 64), np.float32)
-    fastattn.attention(x, x, x, num_threads=1)
-    assert count() == before, "one thread means one thread"
-    fastattn.attention(x, x, x, num_threads=3)
-    assert count() == before + 2, count()
-    """
-    output_of(code)
-
-
-@linux_only
-@needs_openmp
-def test_a_second_thread_is_woken_by_short_calls_in_succession_and_not_by_one():
-    code = """
-    import os, time
-    import numpy as np
-    import fastattn
-    count = lambda: len(os.listdir("/proc/self/task"))
-    before = count()
     x = np.ones((1, 8, 32, 32), np.float32)  # some 15 microseconds
     for _ in range(3):
         time.sleep(0.02)
         fastattn.attention(x, x, x, num_threads=2)
-    assert count() == before
+    assert count() == before, "so is a short one that follows no other closely"
     for _ in range(1000):
         fastattn.attention(x, x, x, num_threads=2)
-    assert count() == before + 1
+    assert count() == before + 1, "one after another they are divided"
+    x = np.ones((1, 4, 400, 64), np.float32)
+    before = count()
+    fastattn.attention(x, x, x, num_threads=1)
+    assert count() == before, "one thread means one thread"
+    fastattn.attention(x, x, x, num_threads=3)
+    assert count() == before + 1, count()
     """
     output_of(code)
