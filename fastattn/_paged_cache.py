@@ -26,7 +26,8 @@ class PagedKVCache(PagedSequences):
     num_pages : int
         Pages of the pool. Memory is taken from the system as pages are written.
     page_size : int
-        Rows of a page. 16 and more cost next to nothing beside a contiguous cache.
+        Rows of a page. 64 and more cost next to nothing beside a contiguous cache, 16 between a tenth (float32) and a
+        third (int8) of the time of `attend`.
     num_kv_heads : int
         Key/value heads.
     head_dim : int

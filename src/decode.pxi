@@ -3,12 +3,20 @@
 # The rows of one (entry, key/value head), padded to 1, 2, 4 or 8, walk the keys in chunks whose size depends on
 # nothing, each from an empty state; chunk states are merged in order. So a long cache can be divided among threads,
 # and the result is bitwise the same however it was divided.
+#
+# Where the heads' keys lie between one another, in pages and in views of (B, N, H, D), a team of heads walks together,
+# block by block: so memory is read in order, and what the hardware fetches beyond one head's rows the next one uses.
 
 cdef enum:
     chunk_keys = 1024
+    most_heads_together = 8
+    keys_worth_together = 256       # fewer are in the caches anyway
+
+cdef Py_ssize_t long_run = 65536    # bytes of keys and values that are read at full speed by themselves
 
 cdef struct Decoding:               # the rows of one (entry, key/value head)
     Lanes lanes
+    Py_ssize_t kv_head
     int rows                        # 1, 2, 4 or 8
 
 
@@ -20,16 +28,34 @@ cdef inline Py_ssize_t n_chunks_of(const Entry* entry) noexcept nogil:
     return max(1, (entry.n_keys + chunk_keys - 1) // chunk_keys)
 
 
+cdef int heads_together(const Problem* problem) noexcept nogil:
+    """Key/value heads of a team."""
+    cdef bint paged = problem.pages != NULL
+    cdef Py_ssize_t row = (problem.head_dim + problem.value_dim) << item_bits(problem.k.kind), n_teams
+    cdef Py_ssize_t apart = problem.k.entry if paged else problem.k.row
+    if problem.n_keys < keys_worth_together or row * (problem.page_size if paged else 1) >= long_run:
+        return 1
+    if max(problem.k.head, -problem.k.head) >= max(apart, -apart):
+        return 1
+    n_teams = (problem.n_kv_heads + most_heads_together - 1) // most_heads_together
+    return <int>((problem.n_kv_heads + n_teams - 1) // n_teams)
+
+
+cdef inline Py_ssize_t query_size(const Problem* problem, const real* kind) noexcept nogil:
+    """Numbers of one head's queries (rows, D rounded up to whole vectors)."""
+    return decode_rows(kind) * (problem.head_dim + vector_lanes(kind))
+
+
 cdef inline Py_ssize_t state_size(const Problem* problem, const real* kind) noexcept nogil:
     """Numbers of one chunk's state: sums (rows, E), then maximum and total (rows)."""
     return decode_rows(kind) * (problem.value_dim + 2)
 
 
-cdef size_t decode_scratch(const Problem* problem, const real* kind) noexcept nogil:
+cdef size_t decode_scratch(const Problem* problem, int n_heads, const real* kind) noexcept nogil:
     """Numbers of scratch that one worker needs."""
     cdef size_t rows = decode_rows(kind), lanes = vector_lanes(kind)
     cdef size_t block = decode_block * rows + lanes
-    cdef size_t numbers = (rows * (problem.head_dim + lanes) + 2 * state_size(problem, kind) + 4 * lanes + block
+    cdef size_t numbers = (n_heads * (query_size(problem, kind) + 2 * state_size(problem, kind)) + 4 * lanes + block
                            + 2 * (decode_block + lanes) + decode_block * (problem.head_dim + problem.value_dim))
     if problem.has_bias:
         numbers += 2 * block + decode_block * rows
@@ -43,7 +69,7 @@ cdef void place_decoding(const Problem* problem, const Entry* entry, Py_ssize_t 
     cdef Py_ssize_t width = (problem.head_dim + n - 1) // n * n
     cdef real factor = narrowed(problem.query_factor, q)
     cdef int row
-    decoding.rows = 1
+    decoding.kv_head, decoding.rows = kv_head, 1
     while decoding.rows < n_rows:
         decoding.rows *= 2
     place_lanes(problem, entry, kv_head, 0, n_rows, decoding.rows, &decoding.lanes)
@@ -82,10 +108,8 @@ cdef void decode_keys(const Problem* problem, const Entry* entry, const Decoding
     cdef Py_ssize_t padded = (n_keys * decoding.rows + n - 1) // n * n, i
     cdef int rows = decoding.rows
     cdef real* maximum = state + rows * problem.value_dim
-    cdef real ones[max_lanes]
     cdef Py_ssize_t first[max_lanes]
     cdef Py_ssize_t last[max_lanes]
-    cdef const Run* run
     cdef BlockContent content = block_open
     cdef bint all_visible = (block.start >= decoding.lanes.highest_first
                              and block.end <= decoding.lanes.lowest_last)
@@ -94,10 +118,8 @@ cdef void decode_keys(const Problem* problem, const Entry* entry, const Decoding
                              bias + 2 * padded)
         if content == block_hidden:
             return
-    for i in range(block.n_runs):
-        run = &block.runs[i]
-        decode_scores(rows, scores + run.first * rows, q, run.k, block.k_kind, block.k_stride, run.n_keys,
-                      problem.head_dim, run.ahead, run.v, block.v_row, block.v_bytes)
+    decode_scores(rows, scores, q, block.runs, block.n_runs, block.k_kind, block.k_stride, problem.head_dim,
+                  block.v_row, block.v_bytes)
     if block.k_scales != NULL:
         multiply_scores(rows, scores, <const real*>block.k_scales, n_keys)
     apply_bias(problem, content, <const real*>bias, <const real**>NULL, n_keys, padded, scores, <real*>NULL)
@@ -119,19 +141,16 @@ cdef void decode_keys(const Problem* problem, const Entry* entry, const Decoding
                         <const Py_ssize_t*>first, <const Py_ssize_t*>last,
                         <real*>NULL if content == block_open else bias)
         return
-    for i in range(rows):
-        ones[i] = 1
-    for i in range(block.n_runs):
-        run = &block.runs[i]
-        decode_values(rows, state, scores + run.first * rows, run.v, block.v_kind, block.v_stride, run.n_keys,
-                      problem.value_dim, rescale if i == 0 else ones)
+    decode_values(rows, state, <const real*>scores, block.runs, block.n_runs, block.v_kind, block.v_stride,
+                  problem.value_dim, <const real*>rescale)
 
 
-cdef void decode_chunk(const Problem* problem, const Entry* entry, Py_ssize_t kv_head, const Decoding* decoding,
-                       Py_ssize_t chunk, bint careful, const real* q, real* state, real* scratch) noexcept nogil:
-    """state = attention over the keys of one chunk, from nothing."""
-    cdef Py_ssize_t start = max(chunk * chunk_keys, decoding.lanes.lowest_first)
-    cdef Py_ssize_t end = min((chunk + 1) * chunk_keys, decoding.lanes.highest_last)
+cdef void decode_chunk(const Problem* problem, const Entry* entry, const Decoding* decodings, int n_heads,
+                       Py_ssize_t chunk, bint careful, const real* q, real* states, real* scratch) noexcept nogil:
+    """states (n_heads, state_size) = attention over the keys of one chunk, from nothing."""
+    cdef const Lanes* lanes = &decodings[0].lanes   # all heads' queries see the same keys
+    cdef Py_ssize_t start = max(chunk * chunk_keys, lanes.lowest_first)
+    cdef Py_ssize_t end = min((chunk + 1) * chunk_keys, lanes.highest_last)
     cdef Py_ssize_t n = vector_lanes(q)
     cdef real* rescale = scratch
     cdef real* scores = rescale + n
@@ -140,12 +159,17 @@ cdef void decode_chunk(const Problem* problem, const Entry* entry, Py_ssize_t kv
     cdef real* value_rows = key_rows + decode_block * problem.head_dim
     cdef real* bias = value_rows + decode_block * problem.value_dim
     cdef DecodeBlock block
-    clear_state(problem, state, decoding.rows)
+    cdef int i
+    for i in range(n_heads):
+        clear_state(problem, states + i * state_size(problem, q), decodings[i].rows)
     block.careful = careful
     while start < end:
         block.start, block.end = start, min(end, start - start % decode_block + decode_block)
-        fetch_runs(problem, entry, kv_head, &block, key_rows, value_rows, scales)
-        decode_keys(problem, entry, decoding, q, &block, state, scores, rescale, bias)
+        for i in range(n_heads):
+            block.next_head = 1 if i + 1 < n_heads else -i
+            fetch_runs(problem, entry, decodings[i].kv_head, &block, key_rows, value_rows, scales)
+            decode_keys(problem, entry, &decodings[i], q + i * query_size(problem, q), &block,
+                        states + i * state_size(problem, q), scores, rescale, bias)
         start = block.end
 
 
@@ -198,52 +222,65 @@ cdef bint finish_decoding(const Problem* problem, const Entry* entry, const Deco
     return any_unusual
 
 
-cdef void decode_chunks(const Problem* problem, const Entry* entry, Py_ssize_t kv_head, const Decoding* decoding,
-                        bint careful, bint* unusual, Watch* watch, real* scratch) noexcept nogil:
-    """All chunks of one (entry, key/value head), merged in order, and the result, unless the call stops meanwhile. The
-    queries are in scratch."""
-    cdef Py_ssize_t chunk, n = vector_lanes(scratch)
-    cdef Py_ssize_t operations = chunk_keys * decode_rows(scratch) * (problem.head_dim + problem.value_dim + 16)
-    cdef real* state = scratch + decode_rows(scratch) * (problem.head_dim + n)  # after the queries
-    cdef real* other = state + state_size(problem, scratch)
-    cdef real* rest = other + state_size(problem, scratch)
-    decode_chunk(problem, entry, kv_head, decoding, 0, careful, <const real*>scratch, state, rest)
+cdef void decode_chunks(const Problem* problem, const Entry* entry, const Decoding* decodings, int n_heads,
+                        bint careful, bint* unusual, Watch* watch, const real* q, real* states, real* others,
+                        real* scratch) noexcept nogil:
+    """All chunks of a team, merged in order, and the result, unless the call stops meanwhile. states and others
+    (n_heads, state_size) are scratch."""
+    cdef Py_ssize_t chunk, size = state_size(problem, q)
+    cdef Py_ssize_t operations = n_heads * chunk_keys * decode_rows(q) * (problem.head_dim + problem.value_dim + 16)
+    cdef int i
+    decode_chunk(problem, entry, decodings, n_heads, 0, careful, q, states, scratch)
     for chunk in range(1, n_chunks_of(entry)):
         if not goes_on(watch, operations):
             return
-        decode_chunk(problem, entry, kv_head, decoding, chunk, careful, <const real*>scratch, other, rest)
-        merge_state(problem, decoding.rows, state, <const real*>other)
-    if finish_decoding(problem, entry, decoding, state, rest, careful, unusual):
-        decode_chunks(problem, entry, kv_head, decoding, True, unusual, watch, scratch)
+        decode_chunk(problem, entry, decodings, n_heads, chunk, careful, q, others, scratch)
+        for i in range(n_heads):
+            merge_state(problem, decodings[i].rows, states + i * size, <const real*>(others + i * size))
+    for i in range(n_heads):
+        if finish_decoding(problem, entry, &decodings[i], states + i * size, scratch, careful, unusual):
+            decode_chunks(problem, entry, &decodings[i], 1, True, unusual, watch, q + i * query_size(problem, q),
+                          states + i * size, others, scratch)
 
 
-cdef void decode_all(const Problem* problem, const Entry* entry, Py_ssize_t kv_head, Watch* watch,
-                     real* scratch) noexcept nogil:
+cdef void place_decodings(const Problem* problem, const Entry* entry, Py_ssize_t kv_head, int n_heads,
+                          Decoding* decodings, real* q) noexcept nogil:
+    cdef int i
+    for i in range(n_heads):
+        place_decoding(problem, entry, kv_head + i, &decodings[i], q + i * query_size(problem, <const real*>q))
+
+
+cdef void decode_all(const Problem* problem, const Entry* entry, Py_ssize_t kv_head, int n_heads, Watch* watch,
+                     real* q) noexcept nogil:
+    """Key/value heads from kv_head on. q is scratch: the queries, followed by all else."""
+    cdef Decoding decodings[most_heads_together]
+    cdef bint unusual[max_lanes]
+    cdef real* states = q + n_heads * query_size(problem, <const real*>q)
+    cdef real* others = states + n_heads * state_size(problem, <const real*>q)
+    place_decodings(problem, entry, kv_head, n_heads, decodings, q)
+    decode_chunks(problem, entry, decodings, n_heads, False, unusual, watch, <const real*>q, states, others,
+                  others + n_heads * state_size(problem, <const real*>q))
+
+
+cdef void decode_part(const Problem* problem, const Entry* entry, Py_ssize_t kv_head, int n_heads, Py_ssize_t chunk,
+                      real* states, real* q) noexcept nogil:
+    """One chunk of the key/value heads from kv_head on, left in states (n_heads, state_size) for merge_parts."""
+    cdef Decoding decodings[most_heads_together]
+    place_decodings(problem, entry, kv_head, n_heads, decodings, q)
+    decode_chunk(problem, entry, decodings, n_heads, chunk, False, <const real*>q, states,
+                 q + n_heads * query_size(problem, <const real*>q))
+
+
+cdef void merge_parts(const Problem* problem, const Entry* entry, Py_ssize_t kv_head, real* states, Py_ssize_t apart,
+                      Watch* watch, real* q) noexcept nogil:
+    """The chunks' states, `apart` numbers from one to the next, merged in order, and the result. q is scratch."""
     cdef Decoding decoding
     cdef bint unusual[max_lanes]
-    place_decoding(problem, entry, kv_head, &decoding, scratch)
-    decode_chunks(problem, entry, kv_head, &decoding, False, unusual, watch, scratch)
-
-
-cdef void decode_part(const Problem* problem, const Entry* entry, Py_ssize_t kv_head, Py_ssize_t chunk, real* state,
-                      real* scratch) noexcept nogil:
-    """One chunk of one (entry, key/value head), left in state for merge_parts."""
-    cdef Decoding decoding
-    cdef Py_ssize_t n = vector_lanes(scratch)
-    place_decoding(problem, entry, kv_head, &decoding, scratch)
-    decode_chunk(problem, entry, kv_head, &decoding, chunk, False, <const real*>scratch, state,
-                 scratch + decode_rows(scratch) * (problem.head_dim + n))
-
-
-cdef void merge_parts(const Problem* problem, const Entry* entry, Py_ssize_t kv_head, real* states, Watch* watch,
-                      real* scratch) noexcept nogil:
-    """The chunks' states (n_chunks, state_size) merged in order, and the result."""
-    cdef Decoding decoding
-    cdef bint unusual[max_lanes]
-    cdef Py_ssize_t chunk, n = vector_lanes(scratch), size = state_size(problem, scratch)
-    place_decoding(problem, entry, kv_head, &decoding, scratch)
+    cdef Py_ssize_t chunk
+    cdef real* other = q + query_size(problem, <const real*>q)
+    cdef real* rest = other + state_size(problem, <const real*>q)
+    place_decoding(problem, entry, kv_head, &decoding, q)
     for chunk in range(1, n_chunks_of(entry)):
-        merge_state(problem, decoding.rows, states, <const real*>(states + chunk * size))
-    if finish_decoding(problem, entry, &decoding, states, scratch + decode_rows(scratch) * (problem.head_dim + n),
-                       False, unusual):
-        decode_chunks(problem, entry, kv_head, &decoding, True, unusual, watch, scratch)
+        merge_state(problem, decoding.rows, states, <const real*>(states + chunk * apart))
+    if finish_decoding(problem, entry, &decoding, states, rest, False, unusual):
+        decode_chunks(problem, entry, &decoding, 1, True, unusual, watch, <const real*>q, states, other, rest)

@@ -14,8 +14,9 @@ cdef struct Schedule:
     Py_ssize_t* first_item          # (entries + 1,): an entry's items are [first_item[e], first_item[e + 1])
     Py_ssize_t n_items
     Py_ssize_t panels               # panels of one item
+    int heads                       # key/value heads of a team, see decode.pxi
     bint split                      # decoding is divided by chunks of keys as well
-    void* states                    # then: (items, state_size), merged when all are there
+    void* states                    # then: (items, heads, state_size), merged when all are there
 
 
 cdef double operations_of(const Problem* problem) noexcept nogil:
@@ -24,12 +25,16 @@ cdef double operations_of(const Problem* problem) noexcept nogil:
             * (problem.head_dim + problem.value_dim + 16))
 
 
+cdef inline Py_ssize_t teams_of(const Problem* problem, const Schedule* schedule) noexcept nogil:
+    return (problem.n_kv_heads + schedule.heads - 1) // schedule.heads
+
+
 cdef Py_ssize_t items_of(const Problem* problem, const Schedule* schedule, Py_ssize_t index,
                          const real* kind) noexcept nogil:
     cdef Entry entry = entry_of(problem, index)
     cdef Py_ssize_t rows = entry.n_queries * problem.group, per_item = panel_lanes(kind) * schedule.panels
     if is_decode(problem, &entry, kind):
-        return problem.n_kv_heads * (n_chunks_of(&entry) if schedule.split else 1)
+        return teams_of(problem, schedule) * (n_chunks_of(&entry) if schedule.split else 1)
     return problem.n_kv_heads * ((rows + per_item - 1) // per_item)
 
 
@@ -53,6 +58,7 @@ cdef void do_item(const Problem* problem, const Schedule* schedule, Py_ssize_t i
                   real* scratch) noexcept nogil:
     cdef Py_ssize_t low = 0, high = problem.n_entries, middle, groups, group, per_item
     cdef Entry entry
+    cdef int n_heads
     while high - low > 1:           # the entry whose items include this one
         middle = (low + high) // 2
         if schedule.first_item[middle] <= item:
@@ -61,13 +67,14 @@ cdef void do_item(const Problem* problem, const Schedule* schedule, Py_ssize_t i
             high = middle
     entry = entry_of(problem, low)
     if is_decode(problem, &entry, scratch):
+        groups = n_chunks_of(&entry) if schedule.split else 1
+        group = (item - schedule.first_item[low]) // groups * schedule.heads
+        n_heads = <int>min(<Py_ssize_t>schedule.heads, problem.n_kv_heads - group)
         if schedule.split:
-            groups = n_chunks_of(&entry)
-            group = item - schedule.first_item[low]
-            decode_part(problem, &entry, group // groups, group % groups,
-                        <real*>schedule.states + item * state_size(problem, scratch), scratch)
+            decode_part(problem, &entry, group, n_heads, (item - schedule.first_item[low]) % groups,
+                        <real*>schedule.states + item * schedule.heads * state_size(problem, scratch), scratch)
         else:
-            decode_all(problem, &entry, item - schedule.first_item[low], watch, scratch)
+            decode_all(problem, &entry, group, n_heads, watch, scratch)
         return
     groups = (schedule.first_item[low + 1] - schedule.first_item[low]) // problem.n_kv_heads
     group = groups - 1 - (item - schedule.first_item[low]) % groups     # causal: the longest first
@@ -109,14 +116,15 @@ cdef void work_in_parallel(const Problem* problem, const Schedule* schedule, Wat
 
 cdef void merge_all_parts(const Problem* problem, const Schedule* schedule, Watch* watch,
                           real* scratch) noexcept nogil:
-    cdef Py_ssize_t index, kv_head, item
+    cdef Py_ssize_t index, kv_head, place, size = state_size(problem, scratch)
     cdef Entry entry
     for index in range(problem.n_entries):
         entry = entry_of(problem, index)
         if is_decode(problem, &entry, scratch):
             for kv_head in range(problem.n_kv_heads):
-                item = schedule.first_item[index] + kv_head * n_chunks_of(&entry)
-                merge_parts(problem, &entry, kv_head, <real*>schedule.states + item * state_size(problem, scratch),
+                place = schedule.first_item[index] + kv_head // schedule.heads * n_chunks_of(&entry)
+                place = place * schedule.heads + kv_head % schedule.heads
+                merge_parts(problem, &entry, kv_head, <real*>schedule.states + place * size, schedule.heads * size,
                             watch, scratch)
 
 
@@ -126,16 +134,18 @@ cdef int plan(const Problem* problem, Schedule* schedule, int num_threads, const
     cdef int n_workers = 1
     if operations > waking_operations or (operations > serial_operations and follows_closely()):
         n_workers = num_threads
-    schedule.panels, schedule.split = panels_per_item, False
+    schedule.panels, schedule.heads, schedule.split = panels_per_item, heads_together(problem), False
     schedule.n_items = count_items(problem, schedule, kind)
     if n_workers > 1 and schedule.n_items < 8 * n_workers:  # few items: smaller ones, so that every thread has some
         schedule.split = True
         schedule.n_items = count_items(problem, schedule, kind)
-        if schedule.n_items * state_size(problem, kind) > n_workers * largest_states // <Py_ssize_t>sizeof(real):
+        if (schedule.n_items * schedule.heads * state_size(problem, kind)
+                > n_workers * largest_states // <Py_ssize_t>sizeof(real)):
             schedule.split = False      # so many keys that their chunks' states would take memory of their own
             schedule.n_items = count_items(problem, schedule, kind)
-    while n_workers > 1 and schedule.panels > 1 and schedule.n_items < 8 * n_workers:
-        schedule.panels //= 2
+    while n_workers > 1 and schedule.panels * schedule.heads > 1 and schedule.n_items < 8 * n_workers:
+        schedule.panels = max(1, schedule.panels // 2)
+        schedule.heads = max(1, schedule.heads // 2)
         schedule.n_items = count_items(problem, schedule, kind)
     return <int>max(1, min(<Py_ssize_t>n_workers, schedule.n_items))
 
@@ -162,9 +172,9 @@ cdef int run(Problem* problem, int num_threads, object source, const real* kind)
         raise MemoryError(f"no memory for scratch of {max(problem.head_dim, problem.value_dim)} features "
                           f"and {problem.n_entries} batch entries")
     n_workers = plan(problem, &schedule, num_threads, kind)
-    scratch_size = max(prefill_scratch(problem, kind), decode_scratch(problem, kind)) * sizeof(real)
+    scratch_size = max(prefill_scratch(problem, kind), decode_scratch(problem, schedule.heads, kind)) * sizeof(real)
     scratch_size = (scratch_size + 63) // 64 * 64
-    states_size = schedule.n_items * state_size(problem, kind) * sizeof(real) if schedule.split else 0
+    states_size = schedule.n_items * schedule.heads * state_size(problem, kind) * sizeof(real) if schedule.split else 0
     needed = n_workers * scratch_size + (problem.n_entries + 1) * sizeof(Py_ssize_t) + states_size + 128
     memory = &small[0]
     if needed > small_scratch:

@@ -1,0 +1,88 @@
+"""Decoding with the heads' keys one after another, between one another and in pages: bit for bit the same."""
+
+import numpy as np
+import pytest
+from checker import assert_attention_close
+from inputs import normal, qkv
+
+from fastattn import attention, attention_varlen
+from fastattn._quantized import quantize_rows, quantized_attention
+
+pytestmark = pytest.mark.usefixtures("isa")
+
+
+def _between(x):
+    """(B, K, S, ...) in the memory of (B, S, K, ...)."""
+    return np.ascontiguousarray(x.swapaxes(1, 2)).swapaxes(1, 2)
+
+
+def _in_pages(x, table, page_size):
+    """(B, K, S, ...) as (pages, K, page_size, ...), of which table (B, pages of an entry) tells the order."""
+    pool = np.empty((table.size, x.shape[1], page_size, *x.shape[3:]), x.dtype)
+    for entry, numbers in enumerate(table):
+        for place, number in enumerate(numbers):
+            rows = x[entry, :, place * page_size : (place + 1) * page_size]
+            pool[number, :, : rows.shape[1]] = rows
+    return pool
+
+
+def _head_by_head(pool):
+    return np.ascontiguousarray(pool.swapaxes(0, 1)).swapaxes(0, 1)
+
+
+def _table(batch, n_keys, page_size):
+    n_pages = -(-n_keys // page_size)
+    return np.random.default_rng(n_pages).permutation(batch * n_pages).reshape(batch, n_pages)
+
+
+@pytest.mark.parametrize("dtypes", ["float32", "float64", "float16", "float32-bfloat16"])
+@pytest.mark.parametrize("n_kv_heads", [2, 3, 8, 9, 17])
+@pytest.mark.parametrize(("group", "n_queries"), [(1, 1), (3, 1), (1, 2)])
+def test_memory_order_of_heads(dtypes, n_kv_heads, group, n_queries):
+    q, k, v = qkv(2, n_kv_heads * group, n_kv_heads, n_queries, 1100, 8, 5, dtypes=dtypes)
+    v[1, -1, 700] = np.inf  # the sums of one head are made twice
+    lengths = np.array([1100, 1001])
+    mask = normal(1100) > -1
+    mask[700] = False
+    options = {"kv_lens": lengths, "causal": True, "return_lse": True}
+    expected = attention(q, k, v, mask=mask, num_threads=1, **options)
+    assert_attention_close(expected, q, k, v, mask=mask, **options)
+    for threads in (1, 2, 3):
+        actual = attention(q, _between(k), _between(v), mask=mask, num_threads=threads, **options)
+        assert all(map(np.array_equal, actual, expected))
+    for page_size in (1, 16, 100):
+        table = _table(2, 1100, page_size)
+        mask_of_pages = np.concatenate([mask, np.ones(table.shape[1] * page_size - 1100, bool)])
+        pools = [_in_pages(x, table, page_size) for x in (k, v)]
+        for arrange in (np.asarray, _head_by_head):
+            actual = attention(
+                q, *map(arrange, pools), mask=mask_of_pages, block_table=table, num_threads=2, **options
+            )  # fmt: skip
+            assert all(map(np.array_equal, actual, expected))
+
+
+@pytest.mark.parametrize("n_kv_heads", [2, 9])
+@pytest.mark.parametrize("group", [1, 3])
+def test_memory_order_of_quantized_heads(n_kv_heads, group):
+    q, k, v = qkv(2, n_kv_heads * group, n_kv_heads, 1, 1100, 8, 5)
+    parts = *quantize_rows(k), *quantize_rows(v)
+    options = {"kv_lens": np.array([1100, 1001]), "window": (1000, 0)}
+    expected = quantized_attention(q, *parts, num_threads=1, **options)
+    assert np.array_equal(quantized_attention(q, *map(_between, parts), num_threads=2, **options), expected)
+    for page_size in (1, 16, 100):
+        table = _table(2, 1100, page_size)
+        pages = [_in_pages(part, table, page_size) for part in parts]
+        for arrange in (np.asarray, _head_by_head):
+            actual = quantized_attention(q, *map(arrange, pages), block_table=table, num_threads=2, **options)
+            assert np.array_equal(actual, expected)
+
+
+def test_memory_order_of_packed_sequences():
+    """The rows of (T, K, D) lie between one another too."""
+    q, k, v = normal(3, 18, 8), normal(1500, 9, 8, seed=1), normal(1500, 9, 8, seed=2)
+    bounds = np.array([0, 1, 2, 3]), np.array([0, 300, 301, 1500])
+    packed = attention_varlen(q, k, v, *bounds)
+    for i in range(3):
+        rows = slice(bounds[1][i], bounds[1][i + 1])
+        alone = attention(q[i : i + 1].swapaxes(0, 1), *(np.ascontiguousarray(x[rows].swapaxes(0, 1)) for x in (k, v)))
+        assert np.array_equal(packed[i : i + 1].swapaxes(0, 1), alone)
