@@ -241,9 +241,9 @@ def test_many_python_threads_at_once(restored):
 
 def test_other_threads_run_during_a_call():
     """Another Python thread can watch the result while it is being written: the GIL is not held."""
-    q, k, v = qkv(1, 8, 8, 900, 900, 64)
+    q, k, v = qkv(1, 8, 8, 3000, 3000, 64)
     seen_half_done = False
-    end = time.monotonic() + 30  # on a busy machine one call is too short to be watched
+    end = time.monotonic() + 30  # on a busy machine one call may be too short to be watched
     while not seen_half_done and time.monotonic() < end:
         out = np.full(q.shape, np.nan, np.float32)
         call = threading.Thread(target=attention, args=(q, k, v), kwargs={"out": out, "num_threads": 1})
