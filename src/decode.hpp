@@ -58,11 +58,13 @@ FASTATTN_INLINE void keep_order() {
 #endif
 }
 
+// Opaque, so that what is computed with it is rounded as with any vector: from lanes that it knows, the compiler makes
+// a product and a sum of their own in some places, and a fused one in others.
 template <typename T, typename Element>
 FASTATTN_INLINE Vector<T> load_partial(const Element* from, std::ptrdiff_t count) {
     T numbers[lanes_of<T>] = {};
     for (std::ptrdiff_t i = 0; i < count; ++i) numbers[i] = number_of<T>(from[i]);
-    return load(numbers);
+    return opaque<T>(load(numbers));
 }
 
 // sums (count, at most a vector) = sums * rescale + block

@@ -38,8 +38,9 @@ def _table(batch, n_keys, page_size):
 @pytest.mark.parametrize("dtypes", ["float32", "float64", "float16", "float32-bfloat16"])
 @pytest.mark.parametrize("n_kv_heads", [2, 3, 8, 9, 17])
 @pytest.mark.parametrize(("group", "n_queries"), [(1, 1), (3, 1), (1, 2)])
-def test_memory_order_of_heads(dtypes, n_kv_heads, group, n_queries):
-    q, k, v = qkv(2, n_kv_heads * group, n_kv_heads, n_queries, 1100, 8, 5, dtypes=dtypes)
+@pytest.mark.parametrize("head_dim", [8, 17])
+def test_memory_order_of_heads(dtypes, n_kv_heads, group, n_queries, head_dim):
+    q, k, v = qkv(2, n_kv_heads * group, n_kv_heads, n_queries, 1100, head_dim, 5, dtypes=dtypes)
     v[1, -1, 700] = np.inf  # the sums of one head are made twice
     lengths = np.array([1100, 1001])
     mask = normal(1100) > -1
@@ -63,8 +64,9 @@ def test_memory_order_of_heads(dtypes, n_kv_heads, group, n_queries):
 
 @pytest.mark.parametrize("n_kv_heads", [2, 9])
 @pytest.mark.parametrize("group", [1, 3])
-def test_memory_order_of_quantized_heads(n_kv_heads, group):
-    q, k, v = qkv(2, n_kv_heads * group, n_kv_heads, 1, 1100, 8, 5)
+@pytest.mark.parametrize("head_dim", [8, 17])
+def test_memory_order_of_quantized_heads(n_kv_heads, group, head_dim):
+    q, k, v = qkv(2, n_kv_heads * group, n_kv_heads, 1, 1100, head_dim, 5)
     parts = *quantize_rows(k), *quantize_rows(v)
     options = {"kv_lens": np.array([1100, 1001]), "window": (1000, 0)}
     expected = quantized_attention(q, *parts, num_threads=1, **options)
