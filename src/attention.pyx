@@ -55,10 +55,10 @@ def attention_float32(const float[:, :, :, :] q, const float[:, :, :, :] k, cons
     """out (B, H, N, E) = attention of q (B, H, N, D), k (B, K, S, D), v (B, K, S, E); lse (B, H, N) or None."""
     cdef Problem problem
     begin(&problem, q.shape, k.shape, v.shape, scale, <const float*>NULL)
-    problem.q = describe(<char*>&q[0, 0, 0, 0], q.strides, kind_float32, 4, True)
-    problem.k = describe(<char*>&k[0, 0, 0, 0], k.strides, kind_float32, 4, True)
-    problem.v = describe(<char*>&v[0, 0, 0, 0], v.strides, kind_float32, 4, True)
-    problem.out = describe(<char*>&out[0, 0, 0, 0], out.strides, kind_float32, 4, True)
+    problem.q = describe(<char*>&q[0, 0, 0, 0], q.shape, q.strides, kind_float32, 4, True)
+    problem.k = describe(<char*>&k[0, 0, 0, 0], k.shape, k.strides, kind_float32, 4, True)
+    problem.v = describe(<char*>&v[0, 0, 0, 0], v.shape, v.strides, kind_float32, 4, True)
+    problem.out = describe(<char*>&out[0, 0, 0, 0], out.shape, out.strides, kind_float32, 4, True)
     if lse is not None:
         problem.lse = describe_rows(<char*>&lse[0, 0, 0], lse.strides)
     run[float](&problem, num_threads, options, NULL)
@@ -69,10 +69,10 @@ def attention_float64(const double[:, :, :, :] q, const double[:, :, :, :] k, co
     """As attention_float32, in float64."""
     cdef Problem problem
     begin(&problem, q.shape, k.shape, v.shape, scale, <const double*>NULL)
-    problem.q = describe(<char*>&q[0, 0, 0, 0], q.strides, kind_float64, 8, True)
-    problem.k = describe(<char*>&k[0, 0, 0, 0], k.strides, kind_float64, 8, True)
-    problem.v = describe(<char*>&v[0, 0, 0, 0], v.strides, kind_float64, 8, True)
-    problem.out = describe(<char*>&out[0, 0, 0, 0], out.strides, kind_float64, 8, True)
+    problem.q = describe(<char*>&q[0, 0, 0, 0], q.shape, q.strides, kind_float64, 8, True)
+    problem.k = describe(<char*>&k[0, 0, 0, 0], k.shape, k.strides, kind_float64, 8, True)
+    problem.v = describe(<char*>&v[0, 0, 0, 0], v.shape, v.strides, kind_float64, 8, True)
+    problem.out = describe(<char*>&out[0, 0, 0, 0], out.shape, out.strides, kind_float64, 8, True)
     if lse is not None:
         problem.lse = describe_rows(<char*>&lse[0, 0, 0], lse.strides)
     run[double](&problem, num_threads, options, NULL)
@@ -86,10 +86,10 @@ def attention_half(const uint16_t[:, :, :, :] q, const uint16_t[:, :, :, :] k, c
     cdef int kind = kind_bfloat16 if bfloat16 else kind_float16
     begin(&problem, q.shape, k.shape, v.shape, scale, <const float*>NULL)
     problem.pairs = has_pair_products and bfloat16 and problem.query_factor == 1
-    problem.q = describe(<char*>&q[0, 0, 0, 0], q.strides, kind, 2, False)
-    problem.k = describe(<char*>&k[0, 0, 0, 0], k.strides, kind, 2, False)
-    problem.v = describe(<char*>&v[0, 0, 0, 0], v.strides, kind, 2, False)
-    problem.out = describe(<char*>&out[0, 0, 0, 0], out.strides, kind, 2, False)
+    problem.q = describe(<char*>&q[0, 0, 0, 0], q.shape, q.strides, kind, 2, False)
+    problem.k = describe(<char*>&k[0, 0, 0, 0], k.shape, k.strides, kind, 2, False)
+    problem.v = describe(<char*>&v[0, 0, 0, 0], v.shape, v.strides, kind, 2, False)
+    problem.out = describe(<char*>&out[0, 0, 0, 0], out.shape, out.strides, kind, 2, False)
     if lse is not None:
         problem.lse = describe_rows(<char*>&lse[0, 0, 0], lse.strides)
     run[float](&problem, num_threads, options, NULL)
@@ -102,10 +102,10 @@ def attention_float32_half(const float[:, :, :, :] q, const uint16_t[:, :, :, :]
     cdef Problem problem
     cdef int kind = kind_bfloat16 if bfloat16 else kind_float16
     begin(&problem, q.shape, k.shape, v.shape, scale, <const float*>NULL)
-    problem.q = describe(<char*>&q[0, 0, 0, 0], q.strides, kind_float32, 4, True)
-    problem.k = describe(<char*>&k[0, 0, 0, 0], k.strides, kind, 2, False)
-    problem.v = describe(<char*>&v[0, 0, 0, 0], v.strides, kind, 2, False)
-    problem.out = describe(<char*>&out[0, 0, 0, 0], out.strides, kind_float32, 4, True)
+    problem.q = describe(<char*>&q[0, 0, 0, 0], q.shape, q.strides, kind_float32, 4, True)
+    problem.k = describe(<char*>&k[0, 0, 0, 0], k.shape, k.strides, kind, 2, False)
+    problem.v = describe(<char*>&v[0, 0, 0, 0], v.shape, v.strides, kind, 2, False)
+    problem.out = describe(<char*>&out[0, 0, 0, 0], out.shape, out.strides, kind_float32, 4, True)
     if lse is not None:
         problem.lse = describe_rows(<char*>&lse[0, 0, 0], lse.strides)
     run[float](&problem, num_threads, options, NULL)
@@ -117,12 +117,12 @@ def attention_int8(const float[:, :, :, :] q, const int8_t[:, :, :, :] k, const 
     """As attention_float32, with keys and values as int8 codes, and one scale per key and head (B, K, S)."""
     cdef Problem problem
     begin(&problem, q.shape, k.shape, v.shape, scale, <const float*>NULL)
-    problem.q = describe(<char*>&q[0, 0, 0, 0], q.strides, kind_float32, 4, True)
-    problem.k = describe(<char*>&k[0, 0, 0, 0], k.strides, kind_int8, 1, False)
-    problem.v = describe(<char*>&v[0, 0, 0, 0], v.strides, kind_int8, 1, False)
+    problem.q = describe(<char*>&q[0, 0, 0, 0], q.shape, q.strides, kind_float32, 4, True)
+    problem.k = describe(<char*>&k[0, 0, 0, 0], k.shape, k.strides, kind_int8, 1, False)
+    problem.v = describe(<char*>&v[0, 0, 0, 0], v.shape, v.strides, kind_int8, 1, False)
     problem.k_scales = describe_rows(<char*>&k_scales[0, 0, 0], k_scales.strides)
     problem.v_scales = describe_rows(<char*>&v_scales[0, 0, 0], v_scales.strides)
-    problem.out = describe(<char*>&out[0, 0, 0, 0], out.strides, kind_float32, 4, True)
+    problem.out = describe(<char*>&out[0, 0, 0, 0], out.shape, out.strides, kind_float32, 4, True)
     if lse is not None:
         problem.lse = describe_rows(<char*>&lse[0, 0, 0], lse.strides)
     run[float](&problem, num_threads, options, NULL)

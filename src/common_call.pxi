@@ -20,10 +20,10 @@ cdef object attend_plainly(Py_buffer* q, Py_buffer* k, Py_buffer* v, Py_buffer* 
     result = empty((q.shape[0], q.shape[1], q.shape[2], v.shape[3]), dtype)
     borrow(result, out)
     begin(&problem, q.shape, k.shape, v.shape, 1 / sqrt(<double>q.shape[3]), <const float*>NULL)
-    problem.q = describe(<char*>q.buf, q.strides, kind_float32, 4, True)
-    problem.k = describe(<char*>k.buf, k.strides, kind_float32, 4, True)
-    problem.v = describe(<char*>v.buf, v.strides, kind_float32, 4, True)
-    problem.out = describe(<char*>out.buf, out.strides, kind_float32, 4, True)
+    problem.q = describe(<char*>q.buf, q.shape, q.strides, kind_float32, 4, True)
+    problem.k = describe(<char*>k.buf, k.shape, k.strides, kind_float32, 4, True)
+    problem.v = describe(<char*>v.buf, v.shape, v.strides, kind_float32, 4, True)
+    problem.out = describe(<char*>out.buf, out.shape, out.strides, kind_float32, 4, True)
     run[float](&problem, ask_threads() if operations_of(&problem) > serial_operations else 1, None, NULL)
     return result
 

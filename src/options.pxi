@@ -86,5 +86,5 @@ cdef class Options:
         return 0
 
     cdef Tensor describe_bias(self, Py_buffer* buffer, int kind) noexcept:
-        return describe(<char*>buffer.buf, buffer.strides, kind, buffer.itemsize,
+        return describe(<char*>buffer.buf, buffer.shape, buffer.strides, kind, buffer.itemsize,
                         kind == self.source.computing_kind)

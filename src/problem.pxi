@@ -48,10 +48,15 @@ cdef struct Entry:
     int64_t offset                  # the key on query 0's diagonal
 
 
-cdef Tensor describe(char* data, Py_ssize_t* strides, int kind, Py_ssize_t item_size, bint in_place) noexcept nogil:
+cdef Tensor describe(char* data, const Py_ssize_t* shape, const Py_ssize_t* strides, int kind, Py_ssize_t item_size,
+                     bint in_place) noexcept nogil:
+    """Strides of axes of one element, which may be anything, become those of a contiguous array or 0."""
     cdef Tensor tensor
     tensor.data = data
-    tensor.entry, tensor.head, tensor.row, tensor.column = strides[0], strides[1], strides[2], strides[3]
+    tensor.entry = strides[0] if shape[0] > 1 else 0
+    tensor.head = strides[1] if shape[1] > 1 else 0
+    tensor.row = strides[2] if shape[2] > 1 else 0
+    tensor.column = strides[3] if shape[3] > 1 else item_size
     tensor.kind = kind
     tensor.packed = (tensor.column == item_size
                      and (<size_t>data | <size_t>tensor.entry | <size_t>tensor.head | <size_t>tensor.row)

@@ -6,6 +6,7 @@ from checker import assert_attention_close
 from inputs import BFLOAT16, DTYPES, normal, qkv
 
 from fastattn import attention
+from fastattn._quantized import quantize_rows, quantized_attention
 
 pytestmark = pytest.mark.usefixtures("isa")
 
@@ -36,6 +37,13 @@ def _misaligned_rows(x):
     view = np.ndarray(x.shape, x.dtype, memory, strides=(*memory.strides[:-1], x.itemsize))
     assert np.array_equal(view, x)
     return view
+
+
+def _odd_strides(x):
+    """Strides that no element is reached by, of axes of one element, in an array that is not contiguous."""
+    x = np.ascontiguousarray(x.swapaxes(1, 2)).swapaxes(1, 2)  # NumPy gives contiguous ones their usual strides
+    strides = [stride if size > 1 else 7 for stride, size in zip(x.strides, x.shape, strict=True)]
+    return np.lib.stride_tricks.as_strided(x, x.shape, strides)
 
 
 def _read_only(x):
@@ -199,6 +207,22 @@ def test_subclasses_become_plain_arrays():
     result = attention(matrix, k, v)
     assert type(result) is np.ndarray
     assert_attention_close(result, q, k, v)
+
+
+@pytest.mark.parametrize("dtypes", [*DTYPES, "float32-float16"])
+@pytest.mark.parametrize("sizes", [(1, 2, 2, 3, 70, 1, 1), (2, 2, 2, 3, 1, 4, 1), (1, 4, 4, 1, 300, 1, 2)])
+def test_strides_of_axes_of_one_element(dtypes, sizes):
+    arrays = qkv(*sizes, dtypes=dtypes)
+    mask = normal(*arrays[0].shape[:-1], sizes[4]) > -1
+    expected = attention(*arrays, mask=mask)
+    assert np.array_equal(attention(*map(_odd_strides, arrays), mask=_odd_strides(mask)), expected)
+
+
+def test_strides_of_axes_of_one_code():
+    q, k, v = qkv(1, 8, 8, 1, 300, 1, 1)
+    parts = *quantize_rows(k), *quantize_rows(v)
+    expected = quantized_attention(q, *parts)
+    assert np.array_equal(quantized_attention(q, *map(_odd_strides, parts)), expected)
 
 
 def test_result_is_contiguous():
