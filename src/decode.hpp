@@ -99,8 +99,9 @@ FASTATTN_INLINE Vector<T> sum_each(Vector<T> (&parts)[lanes_of<T>]) {
 
 // Keys of a block that lie one after another in memory, and their values.
 struct Run {
+    int head;                           // of the team
     std::ptrdiff_t first, n_keys;       // keys [first, first + n_keys) of the block
-    std::ptrdiff_t k_ahead, v_ahead;    // bytes from a row to the one to bring nearer
+    std::ptrdiff_t k_ahead, v_ahead;    // bytes from a row to the one to bring nearer; v_ahead of int8 only
     const void* k;
     const void* v;
 };
@@ -155,35 +156,38 @@ FASTATTN_INLINE void dot_tile(T* scores, const T* q, const Element* k, std::ptrd
     store(scores, sum_each<T>(parts));
 }
 
+// Scores of all runs, each with its head's queries, into its head's block.
 template <typename T, int ROWS, typename Element>
-FASTATTN_NOINLINE void dot_rows(T* scores, const T* q, const Element*, const Run* runs, int n_runs,
-                                std::ptrdiff_t k_stride, std::ptrdiff_t head_dim, std::ptrdiff_t v_row,
-                                std::ptrdiff_t v_bytes) {
+FASTATTN_NOINLINE void dot_rows(T* scores, std::ptrdiff_t scores_stride, const T* q, std::ptrdiff_t q_stride,
+                                const Element*, const Run* runs, int n_runs, std::ptrdiff_t k_stride,
+                                std::ptrdiff_t head_dim, std::ptrdiff_t v_row, std::ptrdiff_t v_bytes) {
     constexpr int keys = lanes_of<T> / ROWS;
-    for (const Run* run = runs; run != runs + n_runs; ++run)
+    for (const Run* run = runs; run != runs + n_runs; ++run) {
+        T* const first = scores + run->head * scores_stride + run->first * ROWS;
         for (std::ptrdiff_t key = 0; key < run->n_keys; key += keys)
-            dot_tile<T, ROWS>(scores + (run->first + key) * ROWS, q, (const Element*)run->k + key * k_stride, k_stride,
-                              run->n_keys - key, head_dim, run->k_ahead, (const char*)run->v + key * v_row, v_row,
-                              v_bytes);
+            dot_tile<T, ROWS>(first + key * ROWS, q + run->head * q_stride, (const Element*)run->k + key * k_stride,
+                              k_stride, run->n_keys - key, head_dim, run->k_ahead, (const char*)run->v + key * v_row,
+                              v_row, v_bytes);
+    }
 }
 
-// HELD of the rows: sums (HELD, VECTORS registers) = sums * rescale[row] + weights^T @ the runs' values, of which each
-// row is read from `feature` on. weights (keys of the block, ROWS).
+// HELD of the rows: sums (HELD, VECTORS registers) = sums * rescale[row] + weights^T @ the values of every `step`-th
+// run, one head's, of which each row is read from `feature` on. weights (keys of the block, ROWS).
 template <typename T, int ROWS, int HELD, int VECTORS, typename Element>
 FASTATTN_INLINE void weighted_tile(T* sums, std::ptrdiff_t sums_stride, const T* weights, const Element*,
-                                   std::ptrdiff_t feature, const Run* runs, int n_runs, std::ptrdiff_t v_stride,
-                                   const T* rescale, bool bring_nearer) {
+                                   std::ptrdiff_t feature, const Run* runs, const Run* end, int step,
+                                   std::ptrdiff_t v_stride, const T* rescale) {
     constexpr int n = lanes_of<T>;
     Vector<T> block[HELD][VECTORS] = {};
-    for (const Run* run = runs; run != runs + n_runs; ++run) {
+    for (const Run* run = runs; run < end; run += step) {
         const T* weight_row = weights + run->first * ROWS;
         const Element* row = (const Element*)run->v + feature;
-        const std::ptrdiff_t ahead = bring_nearer ? run->v_ahead : 0;
         for (std::ptrdiff_t key = 0; key < run->n_keys; ++key, row += v_stride, weight_row += ROWS) {
             Vector<T> value[VECTORS];
             FASTATTN_UNROLL
             for (int c = 0; c < VECTORS; ++c) {
-                if (ahead && c * n * int(sizeof(Element)) % 64 == 0) prefetch((const char*)(row + c * n) + ahead);
+                if constexpr (sizeof(Element) == 1)
+                    if (run->v_ahead && c * n % 64 == 0) prefetch((const char*)(row + c * n) + run->v_ahead);
                 value[c] = load_as<T>(row + c * n);
             }
             FASTATTN_UNROLL
@@ -206,25 +210,24 @@ FASTATTN_INLINE void weighted_tile(T* sums, std::ptrdiff_t sums_stride, const T*
 }
 
 template <typename T, int ROWS, typename Element>
-FASTATTN_NOINLINE void weighted_rows(T* sums, const T* weights, const Element* kind, const Run* runs, int n_runs,
-                                     std::ptrdiff_t v_stride, std::ptrdiff_t n_features, const T* rescale) {
+FASTATTN_NOINLINE void weighted_rows(T* sums, const T* weights, const Element* kind, const Run* runs, const Run* end,
+                                     int step, std::ptrdiff_t v_stride, std::ptrdiff_t n_features, const T* rescale) {
     constexpr int n = lanes_of<T>, held = ROWS < 4 ? ROWS : 4, most = 8 / held;
-    const auto starts_line = [](std::ptrdiff_t at) { return at * std::ptrdiff_t(sizeof(Element)) % 64 == 0; };
     std::ptrdiff_t feature = 0;
     for (; feature + most * n <= n_features; feature += most * n)
         for (int r = 0; r < ROWS; r += held)
             weighted_tile<T, ROWS, held, most>(sums + r * n_features + feature, n_features, weights + r, kind, feature,
-                                               runs, n_runs, v_stride, rescale + r, r == 0 && starts_line(feature));
+                                               runs, end, step, v_stride, rescale + r);
     for (; feature + n <= n_features; feature += n)
         for (int r = 0; r < ROWS; r += held)
             weighted_tile<T, ROWS, held, 1>(sums + r * n_features + feature, n_features, weights + r, kind, feature,
-                                            runs, n_runs, v_stride, rescale + r, r == 0 && starts_line(feature));
+                                            runs, end, step, v_stride, rescale + r);
     if (feature == n_features) return;
     // What is left is less than a vector. Vectors all the same: of scalars the compiler would round products and sums
     // apart, or not, as it sees fit.
     const std::ptrdiff_t rest = n_features - feature;
     Vector<T> block[ROWS] = {};
-    for (const Run* run = runs; run != runs + n_runs; ++run)
+    for (const Run* run = runs; run < end; run += step)
         for (std::ptrdiff_t key = 0; key < run->n_keys; ++key) {
             const Vector<T> value = load_partial<T>((const Element*)run->v + key * v_stride + feature, rest);
             FASTATTN_UNROLL
@@ -319,11 +322,12 @@ FASTATTN_NOINLINE void decode_softmax_rows(T unit, T* scores, std::ptrdiff_t n_k
     }
 
 template <typename T>
-inline void decode_scores(int rows, T* scores, const T* q, const Run* runs, int n_runs, int kind,
-                          std::ptrdiff_t k_stride, std::ptrdiff_t head_dim, std::ptrdiff_t v_row,
-                          std::ptrdiff_t v_bytes) {
+inline void decode_scores(int rows, T* scores, std::ptrdiff_t scores_stride, const T* q, std::ptrdiff_t q_stride,
+                          const Run* runs, int n_runs, int kind, std::ptrdiff_t k_stride, std::ptrdiff_t head_dim,
+                          std::ptrdiff_t v_row, std::ptrdiff_t v_bytes) {
     with_element<T>(kind, nullptr, [=](auto element) {
-#define CALL(ROWS) dot_rows<T, ROWS>(scores, q, element, runs, n_runs, k_stride, head_dim, v_row, v_bytes)
+#define CALL(ROWS)                                                                                               \
+    dot_rows<T, ROWS>(scores, scores_stride, q, q_stride, element, runs, n_runs, k_stride, head_dim, v_row, v_bytes)
         FASTATTN_FOR_ROWS(CALL)
 #undef CALL
     });
@@ -351,10 +355,11 @@ inline void multiply_weights(int rows, T* weights, const T* scales, std::ptrdiff
 }
 
 template <typename T>
-inline void decode_values(int rows, T* sums, const T* weights, const Run* runs, int n_runs, int kind,
+inline void decode_values(int rows, T* sums, const T* weights, const Run* runs, int n_runs, int n_heads, int kind,
                           std::ptrdiff_t v_stride, std::ptrdiff_t n_features, const T* rescale) {
     with_element<T>(kind, nullptr, [=](auto element) {
-#define CALL(ROWS) weighted_rows<T, ROWS>(sums, weights, element, runs, n_runs, v_stride, n_features, rescale)
+#define CALL(ROWS)                                                                                   \
+    weighted_rows<T, ROWS>(sums, weights, element, runs, runs + n_runs, n_heads, v_stride, n_features, rescale)
         FASTATTN_FOR_ROWS(CALL)
 #undef CALL
     });

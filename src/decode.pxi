@@ -9,7 +9,6 @@
 
 cdef enum:
     chunk_keys = 1024
-    most_heads_together = 8
     keys_worth_together = 256       # fewer are in the caches anyway
 
 cdef Py_ssize_t long_run = 65536    # bytes of keys and values that are read at full speed by themselves
@@ -33,6 +32,8 @@ cdef int heads_together(const Problem* problem) noexcept nogil:
     cdef bint paged = problem.pages != NULL
     cdef Py_ssize_t row = (problem.head_dim + problem.value_dim) << item_bits(problem.k.kind), n_teams
     cdef Py_ssize_t apart = problem.k.entry if paged else problem.k.row
+    if not (problem.k.packed and problem.v.packed):
+        return 1
     if problem.n_keys < keys_worth_together or row * (problem.page_size if paged else 1) >= long_run:
         return 1
     if max(problem.k.head, -problem.k.head) >= max(apart, -apart):
@@ -51,15 +52,21 @@ cdef inline Py_ssize_t state_size(const Problem* problem, const real* kind) noex
     return decode_rows(kind) * (problem.value_dim + 2)
 
 
+cdef inline Py_ssize_t scores_size(const real* kind) noexcept nogil:
+    """Numbers of one head's scores of a block."""
+    return decode_block * decode_rows(kind) + vector_lanes(kind)
+
+
+cdef inline Py_ssize_t bias_size(const Problem* problem, const real* kind) noexcept nogil:
+    """Numbers of what is added to one head's scores of a block, and of what it is made from."""
+    return 2 * scores_size(kind) + decode_block * decode_rows(kind) if problem.has_bias else 0
+
+
 cdef size_t decode_scratch(const Problem* problem, int n_heads, const real* kind) noexcept nogil:
     """Numbers of scratch that one worker needs."""
-    cdef size_t rows = decode_rows(kind), lanes = vector_lanes(kind)
-    cdef size_t block = decode_block * rows + lanes
-    cdef size_t numbers = (n_heads * (query_size(problem, kind) + 2 * state_size(problem, kind)) + 4 * lanes + block
-                           + 2 * (decode_block + lanes) + decode_block * (problem.head_dim + problem.value_dim))
-    if problem.has_bias:
-        numbers += 2 * block + decode_block * rows
-    return numbers
+    cdef size_t of_head = (query_size(problem, kind) + 2 * state_size(problem, kind) + scores_size(kind)
+                           + 2 * scales_size(kind) + bias_size(problem, kind))
+    return n_heads * of_head + vector_lanes(kind) + decode_block * (problem.head_dim + problem.value_dim)
 
 
 cdef void place_decoding(const Problem* problem, const Entry* entry, Py_ssize_t kv_head, Decoding* decoding,
@@ -101,27 +108,21 @@ cdef void exclude_keys(const Decoding* decoding, real* scores, Py_ssize_t start,
                 scores[key * decoding.rows + row] = -INFINITY
 
 
-cdef void decode_keys(const Problem* problem, const Entry* entry, const Decoding* decoding, const real* q,
-                      const DecodeBlock* block, real* state, real* scores, real* rescale, real* bias) noexcept nogil:
-    """One block of keys: scores, softmax, weighted sum. A careful block is one run of the computing type."""
-    cdef Py_ssize_t n_keys = block.end - block.start, n = vector_lanes(q)
+cdef void weigh_values(const Problem* problem, const Decoding* decoding, const DecodeBlock* block, int head,
+                       BlockContent content, real* state, real* scores, real* scales, real* rescale,
+                       real* bias) noexcept nogil:
+    """What follows a head's scores of a block: softmax and weighted sum. A careful block is one run of the computing
+    type."""
+    cdef Py_ssize_t n_keys = block.end - block.start, n = vector_lanes(scores)
     cdef Py_ssize_t padded = (n_keys * decoding.rows + n - 1) // n * n, i
     cdef int rows = decoding.rows
     cdef real* maximum = state + rows * problem.value_dim
     cdef Py_ssize_t first[max_lanes]
     cdef Py_ssize_t last[max_lanes]
-    cdef BlockContent content = block_open
     cdef bint all_visible = (block.start >= decoding.lanes.highest_first
                              and block.end <= decoding.lanes.lowest_last)
-    if problem.has_bias:
-        content = build_bias(problem, entry, &decoding.lanes, rows, block.start, n_keys, padded, bias, bias + padded,
-                             bias + 2 * padded)
-        if content == block_hidden:
-            return
-    decode_scores(rows, scores, q, block.runs, block.n_runs, block.k_kind, block.k_stride, problem.head_dim,
-                  block.v_row, block.v_bytes)
-    if block.k_scales != NULL:
-        multiply_scores(rows, scores, <const real*>block.k_scales, n_keys)
+    if block.k_scaled:
+        multiply_scores(rows, scores, <const real*>scales, n_keys)
     apply_bias(problem, content, <const real*>bias, <const real**>NULL, n_keys, padded, scores, <real*>NULL)
     for i in range(n_keys * rows, padded):
         scores[i] = -INFINITY
@@ -130,8 +131,8 @@ cdef void decode_keys(const Problem* problem, const Entry* entry, const Decoding
     decode_softmax(rows, <real>problem.unit, scores, n_keys, maximum, maximum + rows, rescale)
     if block.careful:
         scale_weights(scores, n_keys * rows, <real>guard)
-    if block.v_scales != NULL:
-        multiply_weights(rows, scores, <const real*>block.v_scales, n_keys)
+    if block.v_scaled:
+        multiply_weights(rows, scores, <const real*>(scales + scales_size(scores)), n_keys)
     if block.careful and not (all_visible and content == block_open) and not all_finite(
             <const real*>block.runs[0].v, block.v_stride, n_keys, problem.value_dim):
         for i in range(rows):
@@ -141,8 +142,42 @@ cdef void decode_keys(const Problem* problem, const Entry* entry, const Decoding
                         <const Py_ssize_t*>first, <const Py_ssize_t*>last,
                         <real*>NULL if content == block_open else bias)
         return
-    decode_values(rows, state, <const real*>scores, block.runs, block.n_runs, block.v_kind, block.v_stride,
-                  problem.value_dim, <const real*>rescale)
+    decode_values(rows, state, <const real*>scores, &block.runs[head], block.n_runs - head, block.n_heads,
+                  block.v_kind, block.v_stride, problem.value_dim, <const real*>rescale)
+
+
+cdef void decode_keys(const Problem* problem, const Entry* entry, const Decoding* decodings, DecodeBlock* block,
+                      const real* q, real* states, real* scratch) noexcept nogil:
+    """One block of keys, for all heads of a team."""
+    cdef Py_ssize_t n_keys = block.end - block.start, n = vector_lanes(q)
+    cdef int n_heads = block.n_heads, rows = decodings[0].rows, head
+    cdef Py_ssize_t padded = (n_keys * rows + n - 1) // n * n
+    cdef real* rescale = scratch
+    cdef real* scores = rescale + n
+    cdef real* scales = scores + n_heads * scores_size(q)
+    cdef real* bias = scales + 2 * n_heads * scales_size(q)
+    cdef real* key_rows = bias + n_heads * bias_size(problem, q)
+    cdef real* value_rows = key_rows + decode_block * problem.head_dim
+    cdef real* added
+    cdef BlockContent contents[most_heads_together]
+    cdef bint hidden = problem.has_bias
+    for head in range(n_heads):
+        contents[head] = block_open
+        if problem.has_bias:
+            added = bias + head * bias_size(problem, q)
+            contents[head] = build_bias(problem, entry, &decodings[head].lanes, rows, block.start, n_keys, padded,
+                                        added, added + padded, added + 2 * padded)
+            hidden &= contents[head] == block_hidden
+    if hidden:
+        return
+    fetch_runs(problem, entry, decodings[0].kv_head, block, key_rows, value_rows, scales)
+    decode_scores(rows, scores, scores_size(q), q, query_size(problem, q), block.runs, block.n_runs, block.k_kind,
+                  block.k_stride, problem.head_dim, block.v_row, block.v_bytes)
+    for head in range(n_heads):
+        if contents[head] != block_hidden:
+            weigh_values(problem, &decodings[head], block, head, contents[head],
+                         states + head * state_size(problem, q), scores + head * scores_size(q),
+                         scales + 2 * head * scales_size(q), rescale, bias + head * bias_size(problem, q))
 
 
 cdef void decode_chunk(const Problem* problem, const Entry* entry, const Decoding* decodings, int n_heads,
@@ -151,25 +186,14 @@ cdef void decode_chunk(const Problem* problem, const Entry* entry, const Decodin
     cdef const Lanes* lanes = &decodings[0].lanes   # all heads' queries see the same keys
     cdef Py_ssize_t start = max(chunk * chunk_keys, lanes.lowest_first)
     cdef Py_ssize_t end = min((chunk + 1) * chunk_keys, lanes.highest_last)
-    cdef Py_ssize_t n = vector_lanes(q)
-    cdef real* rescale = scratch
-    cdef real* scores = rescale + n
-    cdef real* scales = scores + decode_block * decode_rows(q) + n
-    cdef real* key_rows = scales + 2 * (decode_block + n)
-    cdef real* value_rows = key_rows + decode_block * problem.head_dim
-    cdef real* bias = value_rows + decode_block * problem.value_dim
     cdef DecodeBlock block
-    cdef int i
-    for i in range(n_heads):
-        clear_state(problem, states + i * state_size(problem, q), decodings[i].rows)
-    block.careful = careful
+    cdef int head
+    for head in range(n_heads):
+        clear_state(problem, states + head * state_size(problem, q), decodings[head].rows)
+    begin_blocks(problem, n_heads, careful, &block, q)
     while start < end:
         block.start, block.end = start, min(end, start - start % decode_block + decode_block)
-        for i in range(n_heads):
-            block.next_head = 1 if i + 1 < n_heads else -i
-            fetch_runs(problem, entry, decodings[i].kv_head, &block, key_rows, value_rows, scales)
-            decode_keys(problem, entry, &decodings[i], q + i * query_size(problem, q), &block,
-                        states + i * state_size(problem, q), scores, rescale, bias)
+        decode_keys(problem, entry, decodings, &block, q, states, scratch)
         start = block.end
 
 

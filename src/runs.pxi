@@ -1,22 +1,26 @@
-# The keys of one decode block as runs of rows that lie one after another: the whole block, or what each page holds of
-# it. The tiles read them where they lie, in any element type, and a run brings the rows nearer that come later.
+# The keys of one decode block as runs of rows that lie one after another: of each head of a team the whole block, or
+# what a page holds of it, in the order of memory: page by page, in each head by head. The tiles read them where they
+# lie, in any element type, and a run brings the rows nearer that come later.
 
 cdef enum:
     decode_block = 64               # keys per softmax: their values are in the second-level cache when they are summed
+    most_heads_together = 8
+    run_of_view = 16                # keys of a run where heads lie between one another without pages
 
 cdef Py_ssize_t prefetch_distance = 8192    # bytes of keys
 
 cdef struct DecodeBlock:
-    Py_ssize_t start, end           # keys
-    Py_ssize_t next_head            # from this head to the one whose rows are read next, 0: this one's next block
+    int n_heads
     bint careful                    # take care of excluded values and of sums beyond the type's range
+    bint k_in_place, v_in_place
+    bint k_scaled, v_scaled         # int8 codes, each key with its factor
     int k_kind, v_kind              # element kinds of the rows
     Py_ssize_t k_stride, v_stride   # elements from row to row
     Py_ssize_t v_row, v_bytes       # bytes from row to row and of one row to bring nearer while the keys are read
-    const void* k_scales            # int8 codes: one per key, padded to whole vectors; else NULL
-    const void* v_scales
+    Py_ssize_t ahead                # runs from one to that which it brings nearer, 0: rows beyond its own end
+    Py_ssize_t start, end           # keys
     int n_runs
-    Run runs[decode_block]
+    Run runs[decode_block * most_heads_together]
 
 
 cdef inline int item_bits(int kind) noexcept nogil:
@@ -45,52 +49,57 @@ cdef inline char* row_at(const Problem* problem, const Tensor* tensor, const Ent
     return row_in_page(problem, tensor, entry, kv_head, place.page, place.row)
 
 
-cdef inline Py_ssize_t pages_to_skip(const Problem* problem) noexcept nogil:
-    """From a page to the one to bring nearer; 0 without pages."""
-    if problem.pages == NULL:
-        return 0
-    return prefetch_distance // max(1, (problem.head_dim << item_bits(problem.k.kind)) * problem.page_size) + 1
+cdef inline Py_ssize_t run_length(const Problem* problem, const Place* place, int n_heads) noexcept nogil:
+    """Keys from one on that follow each other before it is the next head's turn."""
+    if problem.pages != NULL:
+        return problem.page_size - place.row
+    return run_of_view if n_heads > 1 else decode_block
 
 
 cdef inline Py_ssize_t bytes_ahead(const Problem* problem, const Tensor* tensor, const Entry* entry,
-                                   const Place* place, Py_ssize_t skip, Py_ssize_t next_head) noexcept nogil:
-    """From a key's row to the one to bring nearer. To the same head's, `prefetch_distance` later, in pages at the same
-    place of a later page; where heads walk together to the next head's, or in the next block to the first one's."""
+                                   const Place* place, int head, int n_heads, Py_ssize_t n_runs) noexcept nogil:
+    """From a key's row to the one to bring nearer: at the same place of the run that comes n_runs later."""
+    cdef Py_ssize_t pieces, heads
     cdef const int64_t* page
-    cdef Place later
-    if next_head > 0:
-        return next_head * tensor.head
-    if next_head < 0:
-        later = place_of(problem, place.key + decode_block)
-        if later.key >= entry.n_keys:
-            return 0
-        return (row_at(problem, tensor, entry, 0, &later) - row_at(problem, tensor, entry, 0, place)
-                + next_head * tensor.head)
-    if problem.pages == NULL:
+    if n_runs == 0:                 # all rows follow each other
         return prefetch_distance
-    if (place.page + skip) * problem.page_size + place.row >= entry.n_keys:
+    pieces = (head + n_runs) // n_heads
+    heads = (n_runs - pieces * n_heads) * tensor.head
+    if problem.pages == NULL:
+        return pieces * run_of_view * tensor.row + heads
+    if (place.page + pieces) * problem.page_size + place.row >= entry.n_keys:
         return 0
     page = problem.pages + entry.index * problem.pages_per_entry + place.page
-    return (page[skip] - page[0]) * tensor.entry
+    return (page[pieces] - page[0]) * tensor.entry + heads
 
 
-cdef inline Py_ssize_t bytes_with_key(const Problem* problem, Py_ssize_t next_head) noexcept nogil:
-    """Of a value, brought nearer when its key is read. 0 where it was faster to bring the next block's values nearer
-    while this one's are summed."""
-    if next_head != 0 and (problem.pages == NULL or problem.v.kind == kind_int8):
+cdef inline Py_ssize_t bytes_to_next_head(const Problem* problem, const Tensor* tensor, const Entry* entry,
+                                          const Place* place, int head, int n_heads) noexcept nogil:
+    """From a key's row to that of the next head, from the last head's to the first one's in the next block."""
+    cdef Place later
+    if head + 1 < n_heads:
+        return tensor.head
+    later = place_of(problem, place.key + decode_block)
+    if later.key >= entry.n_keys:
         return 0
-    return problem.value_dim << item_bits(problem.v.kind)
+    return (row_at(problem, tensor, entry, 0, &later) - row_at(problem, tensor, entry, 0, place)
+            - head * tensor.head)
 
 
 cdef inline void fetch_scales(const Problem* problem, const Tensor* tensor, const Entry* entry, Py_ssize_t kv_head,
-                              const Place* place, const Run* run, Py_ssize_t skip, Py_ssize_t next_head,
+                              const Place* place, const Run* run, const DecodeBlock* block,
                               real* scales) noexcept nogil:
     """Factors of a run's int8 rows. Those of a page are less than the hardware would fetch ahead by itself."""
-    cdef char* source = row_at(problem, tensor, entry, kv_head, place)
+    cdef char* source = row_at(problem, tensor, entry, kv_head + run.head, place)
     load_row(scales + run.first, source, tensor.row, run.n_keys, kind_float32)
     if problem.pages != NULL:
-        source += bytes_ahead(problem, tensor, entry, place, skip, next_head)
+        source += bytes_ahead(problem, tensor, entry, place, run.head, block.n_heads, block.ahead)
         prefetch_rows(<const float*>source, 0, 1, run.n_keys)
+
+
+cdef inline Py_ssize_t scales_size(const real* kind) noexcept nogil:
+    """Numbers of one head's factors of keys, and again of values."""
+    return decode_block + vector_lanes(kind)
 
 
 cdef inline void pad_scales(real* scales, Py_ssize_t n_keys) noexcept nogil:
@@ -100,60 +109,74 @@ cdef inline void pad_scales(real* scales, Py_ssize_t n_keys) noexcept nogil:
         scales[n_keys + lane] = 0
 
 
+cdef void begin_blocks(const Problem* problem, int n_heads, bint careful, DecodeBlock* block,
+                       const real* kind) noexcept nogil:
+    """What all blocks of a team have in common."""
+    cdef Py_ssize_t keys = problem.page_size if problem.pages != NULL else run_of_view
+    block.n_heads, block.careful = n_heads, careful
+    block.k_in_place, block.v_in_place = problem.k.packed and not careful, problem.v.packed and not careful
+    block.k_scaled = block.k_in_place and problem.k.kind == kind_int8
+    block.v_scaled = block.v_in_place and problem.v.kind == kind_int8
+    block.k_kind = problem.k.kind if block.k_in_place else kind_of_number(kind)
+    block.v_kind = problem.v.kind if block.v_in_place else kind_of_number(kind)
+    block.k_stride = problem.k.row >> item_bits(problem.k.kind)
+    block.v_stride = problem.v.row >> item_bits(problem.v.kind)
+    block.v_row, block.v_bytes = problem.v.row, 0
+    # Values come nearer while their keys are read. In int8, where converting keys takes longer than reading them, a
+    # team brings each head's nearer while it sums those of the head before.
+    if block.v_in_place and (n_heads == 1 or not block.v_scaled):
+        block.v_bytes = problem.value_dim << item_bits(problem.v.kind)
+    block.ahead = 0
+    if problem.pages != NULL or n_heads > 1:
+        block.ahead = prefetch_distance // max(1, (problem.head_dim << item_bits(problem.k.kind)) * keys) + 1
+
+
 cdef void fetch_runs(const Problem* problem, const Entry* entry, Py_ssize_t kv_head, DecodeBlock* block,
                      real* key_rows, real* value_rows, real* scales) noexcept nogil:
-    """The block's runs. Rows that cannot be read where they lie are converted into key_rows (decode_block, D) and
-    value_rows (decode_block, E). scales (2, decode_block + a vector) takes the codes'."""
-    cdef bint k_in_place = problem.k.packed and not block.careful
-    cdef bint v_in_place = problem.v.packed and not block.careful
-    cdef Py_ssize_t end, n_keys = block.end - block.start, skip = pages_to_skip(problem)
+    """The block's runs of the heads from kv_head on. Rows that cannot be read where they lie, for which there is one
+    head, are converted into key_rows (decode_block, D) and value_rows (decode_block, E). scales (heads, 2, scales_size)
+    takes the codes'."""
+    cdef Py_ssize_t end, n_keys = block.end - block.start
     cdef Place place = place_of(problem, block.start)
     cdef const real* k = NULL
     cdef const real* v = NULL
+    cdef real* factors
     cdef Run* run
-    block.k_kind, block.k_stride = problem.k.kind, problem.k.row >> item_bits(problem.k.kind)
-    block.v_kind, block.v_stride = problem.v.kind, problem.v.row >> item_bits(problem.v.kind)
-    block.v_row, block.v_bytes = problem.v.row, bytes_with_key(problem, block.next_head)
-    block.k_scales = block.v_scales = NULL
-    if not k_in_place:
+    cdef int head
+    if not block.k_in_place:
         k = fetch_rows(problem, &problem.k, &problem.k_scales, entry, kv_head, place.key, n_keys, problem.head_dim,
                        True, key_rows, &block.k_stride)
-        block.k_kind = kind_of_number(k)
-    if not v_in_place:
+    if not block.v_in_place:
         v = fetch_rows(problem, &problem.v, &problem.v_scales, entry, kv_head, place.key, n_keys, problem.value_dim,
                        True, value_rows, &block.v_stride)
-        block.v_kind, block.v_bytes = kind_of_number(v), 0
-    if k_in_place and problem.k.kind == kind_int8:
-        block.k_scales = scales
-    if v_in_place and problem.v.kind == kind_int8:
-        block.v_scales = scales + decode_block + vector_lanes(scales)
     block.n_runs = 0
     while place.key < block.end:
         end = block.end
-        if problem.pages != NULL and (k_in_place or v_in_place):
-            end = min(end, place.key - place.row + problem.page_size)
-        run = &block.runs[block.n_runs]
-        run.first, run.n_keys, run.k_ahead, run.v_ahead = place.key - block.start, end - place.key, 0, 0
-        if k_in_place:
-            run.k = row_at(problem, &problem.k, entry, kv_head, &place)
-            run.k_ahead = bytes_ahead(problem, &problem.k, entry, &place, skip, block.next_head)
-        else:
-            run.k = k + run.first * block.k_stride
-        if v_in_place:
-            run.v = row_at(problem, &problem.v, entry, kv_head, &place)
-            if block.v_bytes == 0:
-                run.v_ahead = bytes_ahead(problem, &problem.v, entry, &place, skip, block.next_head)
-        else:
-            run.v = v + run.first * block.v_stride
-        if block.k_scales != NULL:
-            fetch_scales(problem, &problem.k_scales, entry, kv_head, &place, run, skip, block.next_head,
-                         <real*>block.k_scales)
-        if block.v_scales != NULL:
-            fetch_scales(problem, &problem.v_scales, entry, kv_head, &place, run, skip, block.next_head,
-                         <real*>block.v_scales)
-        block.n_runs += 1
+        if block.k_in_place or block.v_in_place:
+            end = min(end, place.key + run_length(problem, &place, block.n_heads))
+        for head in range(block.n_heads):
+            run = &block.runs[block.n_runs]
+            run.head, run.first, run.n_keys = head, place.key - block.start, end - place.key
+            run.k_ahead = run.v_ahead = 0
+            factors = scales + 2 * head * scales_size(scales)
+            if block.k_in_place:
+                run.k = row_at(problem, &problem.k, entry, kv_head + head, &place)
+                run.k_ahead = bytes_ahead(problem, &problem.k, entry, &place, head, block.n_heads, block.ahead)
+            else:
+                run.k = k + run.first * block.k_stride
+            if block.v_in_place:
+                run.v = row_at(problem, &problem.v, entry, kv_head + head, &place)
+                if block.v_bytes == 0:
+                    run.v_ahead = bytes_to_next_head(problem, &problem.v, entry, &place, head, block.n_heads)
+            else:
+                run.v = v + run.first * block.v_stride
+            if block.k_scaled:
+                fetch_scales(problem, &problem.k_scales, entry, kv_head, &place, run, block, factors)
+            if block.v_scaled:
+                fetch_scales(problem, &problem.v_scales, entry, kv_head, &place, run, block,
+                             factors + scales_size(scales))
+            block.n_runs += 1
         place.key, place.page, place.row = end, place.page + 1, 0
-    if block.k_scales != NULL:
-        pad_scales(<real*>block.k_scales, n_keys)
-    if block.v_scales != NULL:
-        pad_scales(<real*>block.v_scales, n_keys)
+    if block.k_scaled or block.v_scaled:
+        for head in range(2 * block.n_heads):
+            pad_scales(scales + head * scales_size(scales), n_keys)

@@ -67,19 +67,21 @@ cdef extern from "decode.hpp" nogil:
     void prefetch_lines(const char** rows, int n_rows, Py_ssize_t first, Py_ssize_t last)
     void prefetch_rows[T](const T* rows, Py_ssize_t stride, Py_ssize_t n_rows, Py_ssize_t n_columns)
     cdef struct Run:
+        int head
         Py_ssize_t first, n_keys, k_ahead, v_ahead
         const void* k
         const void* v
 
-    void decode_scores[T](int rows, T* scores, const T* q, const Run* runs, int n_runs, int kind, Py_ssize_t k_stride,
-                          Py_ssize_t head_dim, Py_ssize_t v_row, Py_ssize_t v_bytes)
+    void decode_scores[T](int rows, T* scores, Py_ssize_t scores_stride, const T* q, Py_ssize_t q_stride,
+                          const Run* runs, int n_runs, int kind, Py_ssize_t k_stride, Py_ssize_t head_dim,
+                          Py_ssize_t v_row, Py_ssize_t v_bytes)
     void decode_softmax[T](int rows, T unit, T* scores, Py_ssize_t n_keys, T* maximum, T* total, T* rescale)
     void multiply_scores[T](int rows, T* scores, const T* scales, Py_ssize_t n_keys)
     void multiply_weights[T](int rows, T* weights, const T* scales, Py_ssize_t n_keys)
     void decode_selected[T](int rows, T* sums, const T* weights, const T* v, Py_ssize_t v_stride,
                             Py_ssize_t n_features, const T* rescale, const Py_ssize_t* first, const Py_ssize_t* last,
                             const T* bias)
-    void decode_values[T](int rows, T* sums, const T* weights, const Run* runs, int n_runs, int kind,
+    void decode_values[T](int rows, T* sums, const T* weights, const Run* runs, int n_runs, int n_heads, int kind,
                           Py_ssize_t v_stride, Py_ssize_t n_features, const T* rescale)
 
 cdef extern from "scratch.hpp" nogil:
