@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fastattn._arrays import Array
+from fastattn._free_pages import FreePages
 
 NO_PAGES: array[int] = array("q")
 
@@ -30,8 +31,7 @@ class Change(NamedTuple):
 
     sequences: dict[int, Sequence]  # of numbers that there are
     users: dict[int, int]  # of pages whose number of users changes
-    n_freed: int
-    n_fresh: int
+    n_free: int
 
 
 class PagePool:
@@ -39,17 +39,10 @@ class PagePool:
 
     def __init__(self, n_pages: int, page_size: int) -> None:
         self.page_size = page_size
-        # The system provides memory for both as they are written: for as many pages as were ever in use at once.
         self.counts = np.zeros(n_pages, np.int64)
-        self._freed = np.empty(n_pages, np.int64)  # a stack: what was freed last is still in the processor's caches
-        self._n_freed = 0
-        self._n_fresh = 0  # pages from this one on have never been used
+        self.n_free = n_pages
         self.sequences: dict[int, Sequence] = {}
         self._next = 0
-
-    @property
-    def n_free(self) -> int:
-        return self._n_freed + len(self.counts) - self._n_fresh
 
     def pages_for(self, length: int) -> int:
         return -(-length // self.page_size)
@@ -89,16 +82,12 @@ class PagePool:
         """Keep so many rows of the sequences of these numbers; pages that nobody uses any more are free."""
         sequences: dict[int, Sequence] = {}
         users: dict[int, int] = {}
-        n_freed = self._n_freed
         for number, length in cuts.items():
             pages, kept = self.sequences[number].pages, self.pages_for(length)
-            for page in reversed(pages[kept:]):
+            for page in pages[kept:]:
                 users[page] = users.get(page, int(self.counts[page])) - 1
-                if users[page] == 0:
-                    self._freed[n_freed] = page  # above the top of the stack, where nobody looks yet
-                    n_freed += 1
             sequences[number] = Sequence(length, pages[:kept])
-        return Change(sequences, users, n_freed, self._n_fresh)
+        return Change(sequences, users, self.n_free + sum(left == 0 for left in users.values()))
 
     def growing(self, growth: dict[int, int]) -> tuple[Change, list[tuple[int, int]]]:
         """Make room for so many more rows of each sequence; with the copies of pages (from, to) that this needs."""
@@ -111,22 +100,24 @@ class PagePool:
             raise ValueError(
                 f"k and v must fit the pages that are free, got rows for {needed} more with {self.n_free} free"
             )
-        again = min(needed, self._n_freed)
-        n_freed, n_fresh = self._n_freed - again, self._n_fresh + needed - again
-        free = iter([*self._freed[n_freed : self._n_freed][::-1].tolist(), *range(self._n_fresh, n_fresh)])
+        free = FreePages(self.counts, self.page_size)
         sequences: dict[int, Sequence] = {}
         users: dict[int, int] = {}
         copies: list[tuple[int, int]] = []
         for number, (_, pages) in before.items():
-            taken = [next(free) for _ in range(added[number] + (number in copying))]
+            kept = pages[:-1] if number in copying else pages
+            taken: list[int] = []
+            last = kept[-1] if kept else None
+            for _ in range(added[number] + len(pages) - len(kept)):
+                last = free.take(last)
+                taken.append(last)
             users |= dict.fromkeys(taken, 1)
             if number in copying:
                 shared = pages[-1]
                 users[shared] = users.get(shared, int(self.counts[shared])) - 1
                 copies.append((shared, taken[0]))
-                pages = pages[:-1]
-            sequences[number] = Sequence(after[number], pages + array("q", taken) if taken else pages)
-        return Change(sequences, users, n_freed, n_fresh), copies
+            sequences[number] = Sequence(after[number], kept + array("q", taken) if taken else pages)
+        return Change(sequences, users, self.n_free - needed), copies
 
     def _copying(self, growth: dict[int, int]) -> set[int]:
         """Numbers of sequences that need their own copy of the page they go on filling."""
@@ -155,7 +146,7 @@ class PagePool:
         # An interrupt comes in calls and loops, of which there are none before the last line, and none comes within
         # that line. The next line takes its memory before it writes, and the others take none.
         self.counts[pages] = users
-        self._n_freed, self._n_fresh, self.sequences = change.n_freed, change.n_fresh, sequences
+        self.n_free, self.sequences = change.n_free, sequences
         sequences.update(changed)
 
     def places(self, sequence: Sequence, start: int) -> tuple[Array, Array]:

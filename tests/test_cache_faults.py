@@ -1,6 +1,7 @@
 """Calls that run out of memory or are interrupted, wherever they are: the cache is as before, or as after the call."""
 
 import contextlib
+import gc
 import signal
 import sys
 import threading
@@ -139,6 +140,7 @@ def test_an_interrupt_leaves_no_half_of_a_call(case):
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGALRM, interrupt)
+    gc.disable()  # callbacks of the garbage collector, such as hypothesis', are not to meet the interrupt
     try:
         for microseconds in range(1, 301):
             cache = make("float32")
@@ -150,13 +152,14 @@ def test_an_interrupt_leaves_no_half_of_a_call(case):
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        gc.enable()
 
 
 def test_pages_that_are_not_used_take_no_memory():
     tracemalloc.start()
     try:
         cache = PagedKVCache(10**6, 1, 1, 1)
-        arrays = cache.nbytes + 2 * 8 * cache.num_pages  # which the system provides as they are written
+        arrays = cache.nbytes + 8 * cache.num_pages  # which the system provides as they are written
         assert tracemalloc.get_traced_memory()[1] < arrays + 10**5
     finally:
         tracemalloc.stop()
