@@ -148,7 +148,7 @@ cdef void weigh_values(const Problem* problem, const Decoding* decoding, const D
 
 cdef void decode_keys(const Problem* problem, const Entry* entry, const Decoding* decodings, DecodeBlock* block,
                       const real* q, real* states, real* scratch) noexcept nogil:
-    """One block of keys, for all heads of a team."""
+    """One block of keys of some heads."""
     cdef Py_ssize_t n_keys = block.end - block.start, n = vector_lanes(q)
     cdef int n_heads = block.n_heads, rows = decodings[0].rows, head
     cdef Py_ssize_t padded = (n_keys * rows + n - 1) // n * n
@@ -193,7 +193,12 @@ cdef void decode_chunk(const Problem* problem, const Entry* entry, const Decodin
     begin_blocks(problem, n_heads, careful, &block, q)
     while start < end:
         block.start, block.end = start, min(end, start - start % decode_block + decode_block)
-        decode_keys(problem, entry, decodings, &block, q, states, scratch)
+        head = 0
+        while head < n_heads:
+            block.first_head = head
+            decode_keys(problem, entry, &decodings[head], &block, q + head * query_size(problem, q),
+                        states + head * state_size(problem, q), scratch)
+            head += block.n_heads
         start = block.end
 
 

@@ -8,9 +8,12 @@ cdef enum:
     run_of_view = 16                # keys of a run where heads lie between one another without pages
 
 cdef Py_ssize_t prefetch_distance = 8192    # bytes of keys
+cdef Py_ssize_t large_block = 256 << 10     # bytes of keys and values: half a usual second-level cache
 
 cdef struct DecodeBlock:
-    int n_heads
+    int team                        # heads that walk together
+    int n_heads                     # all of them, or one, whose keys are read before any values are summed
+    int first_head                  # of these, counted in the team
     bint careful                    # take care of excluded values and of sums beyond the type's range
     bint k_in_place, v_in_place
     bint k_scaled, v_scaled         # int8 codes, each key with its factor
@@ -56,34 +59,36 @@ cdef inline Py_ssize_t run_length(const Problem* problem, const Place* place, in
     return run_of_view if n_heads > 1 else decode_block
 
 
-cdef inline Py_ssize_t bytes_ahead(const Problem* problem, const Tensor* tensor, const Entry* entry,
-                                   const Place* place, int head, int n_heads, Py_ssize_t n_runs) noexcept nogil:
-    """From a key's row to the one to bring nearer: at the same place of the run that comes n_runs later."""
-    cdef Py_ssize_t pieces, heads
-    cdef const int64_t* page
-    if n_runs == 0:                 # all rows follow each other
-        return prefetch_distance
-    pieces = (head + n_runs) // n_heads
-    heads = (n_runs - pieces * n_heads) * tensor.head
-    if problem.pages == NULL:
-        return pieces * run_of_view * tensor.row + heads
-    if (place.page + pieces) * problem.page_size + place.row >= entry.n_keys:
-        return 0
-    page = problem.pages + entry.index * problem.pages_per_entry + place.page
-    return (page[pieces] - page[0]) * tensor.entry + heads
-
-
 cdef inline Py_ssize_t bytes_to_next_head(const Problem* problem, const Tensor* tensor, const Entry* entry,
-                                          const Place* place, int head, int n_heads) noexcept nogil:
+                                          const Place* place, int head, int team) noexcept nogil:
     """From a key's row to that of the next head, from the last head's to the first one's in the next block."""
     cdef Place later
-    if head + 1 < n_heads:
+    if head + 1 < team:
         return tensor.head
     later = place_of(problem, place.key + decode_block)
     if later.key >= entry.n_keys:
         return 0
     return (row_at(problem, tensor, entry, 0, &later) - row_at(problem, tensor, entry, 0, place)
             - head * tensor.head)
+
+
+cdef inline Py_ssize_t bytes_ahead(const Problem* problem, const Tensor* tensor, const Entry* entry,
+                                   const DecodeBlock* block, const Place* place, int head) noexcept nogil:
+    """From a row of keys to the one to bring nearer: at the same place of the run that comes block.ahead later."""
+    cdef Py_ssize_t pieces
+    cdef const int64_t* page
+    if block.team > block.n_heads:
+        return bytes_to_next_head(problem, tensor, entry, place, block.first_head, block.team)
+    if block.ahead == 0:
+        return prefetch_distance
+    pieces = (head + block.ahead) // block.n_heads
+    head = <int>(block.ahead - pieces * block.n_heads)
+    if problem.pages == NULL:
+        return pieces * run_of_view * tensor.row + head * tensor.head
+    if (place.page + pieces) * problem.page_size + place.row >= entry.n_keys:
+        return 0
+    page = problem.pages + entry.index * problem.pages_per_entry + place.page
+    return (page[pieces] - page[0]) * tensor.entry + head * tensor.head
 
 
 cdef inline void fetch_scales(const Problem* problem, const Tensor* tensor, const Entry* entry, Py_ssize_t kv_head,
@@ -93,7 +98,7 @@ cdef inline void fetch_scales(const Problem* problem, const Tensor* tensor, cons
     cdef char* source = row_at(problem, tensor, entry, kv_head + run.head, place)
     load_row(scales + run.first, source, tensor.row, run.n_keys, kind_float32)
     if problem.pages != NULL:
-        source += bytes_ahead(problem, tensor, entry, place, run.head, block.n_heads, block.ahead)
+        source += bytes_ahead(problem, tensor, entry, block, place, run.head)
         prefetch_rows(<const float*>source, 0, 1, run.n_keys)
 
 
@@ -109,11 +114,14 @@ cdef inline void pad_scales(real* scales, Py_ssize_t n_keys) noexcept nogil:
         scales[n_keys + lane] = 0
 
 
-cdef void begin_blocks(const Problem* problem, int n_heads, bint careful, DecodeBlock* block,
+cdef void begin_blocks(const Problem* problem, int team, bint careful, DecodeBlock* block,
                        const real* kind) noexcept nogil:
     """What all blocks of a team have in common."""
     cdef Py_ssize_t keys = problem.page_size if problem.pages != NULL else run_of_view
-    block.n_heads, block.careful = n_heads, careful
+    cdef Py_ssize_t row = (problem.head_dim + problem.value_dim) << item_bits(problem.k.kind)
+    block.team, block.n_heads, block.careful = team, team, careful
+    if problem.pages != NULL and team * decode_block * row > large_block:
+        block.n_heads = 1           # or values would have left the cache before they are summed
     block.k_in_place, block.v_in_place = problem.k.packed and not careful, problem.v.packed and not careful
     block.k_scaled = block.k_in_place and problem.k.kind == kind_int8
     block.v_scaled = block.v_in_place and problem.v.kind == kind_int8
@@ -124,10 +132,10 @@ cdef void begin_blocks(const Problem* problem, int n_heads, bint careful, Decode
     block.v_row, block.v_bytes = problem.v.row, 0
     # Values come nearer while their keys are read. In int8, where converting keys takes longer than reading them, a
     # team brings each head's nearer while it sums those of the head before.
-    if block.v_in_place and (n_heads == 1 or not block.v_scaled):
+    if block.v_in_place and (team == 1 or not block.v_scaled):
         block.v_bytes = problem.value_dim << item_bits(problem.v.kind)
     block.ahead = 0
-    if problem.pages != NULL or n_heads > 1:
+    if problem.pages != NULL or team > 1:
         block.ahead = prefetch_distance // max(1, (problem.head_dim << item_bits(problem.k.kind)) * keys) + 1
 
 
@@ -161,13 +169,14 @@ cdef void fetch_runs(const Problem* problem, const Entry* entry, Py_ssize_t kv_h
             factors = scales + 2 * head * scales_size(scales)
             if block.k_in_place:
                 run.k = row_at(problem, &problem.k, entry, kv_head + head, &place)
-                run.k_ahead = bytes_ahead(problem, &problem.k, entry, &place, head, block.n_heads, block.ahead)
+                run.k_ahead = bytes_ahead(problem, &problem.k, entry, block, &place, head)
             else:
                 run.k = k + run.first * block.k_stride
             if block.v_in_place:
                 run.v = row_at(problem, &problem.v, entry, kv_head + head, &place)
                 if block.v_bytes == 0:
-                    run.v_ahead = bytes_to_next_head(problem, &problem.v, entry, &place, head, block.n_heads)
+                    run.v_ahead = bytes_to_next_head(problem, &problem.v, entry, &place, block.first_head + head,
+                                                     block.team)
             else:
                 run.v = v + run.first * block.v_stride
             if block.k_scaled:
