@@ -43,8 +43,8 @@ _KEY_ROWS = 1024
 _CAUSAL_ROWS = 128
 # Numbers in one scratch array: 4 MiB of float32. Matrix products on smaller pieces ran 20 % slower.
 SCRATCH_SIZE = 1 << 20
-# Multiplications between two looks for a signal: 0.1 seconds of one thread.
-LONGEST_PRODUCT = 1 << 32
+# Multiplications between two looks for a signal: 0.1 seconds of one thread in float64.
+LONGEST_PRODUCT = 1 << 31
 
 
 @overload
