@@ -5,7 +5,7 @@
 cdef enum:
     decode_block = 64               # keys per softmax: their values are in the second-level cache when they are summed
     most_heads_together = 8
-    run_of_view = 16                # keys of a run where heads lie between one another without pages
+    run_of_view = 8                 # keys of a run where heads lie between one another without pages
 
 cdef Py_ssize_t prefetch_distance = 8192    # bytes of keys
 cdef Py_ssize_t large_block = 256 << 10     # bytes of keys and values: half a usual second-level cache
