@@ -17,9 +17,9 @@ class PagedKVCache(PagedSequences):
     """Keys and values of any number of sequences, kept in pages of one pool, as vLLM's PagedAttention keeps them.
 
     A sequence is known by the integer that `allocate` or `fork` gave. It takes a page from the pool when its rows need
-    one, the page after its last one if it can. Forks share pages, which count their users; the first to write into a shared page gets its own copy.
-    `attend` is `attention` on the pages where they lie. ``keys`` (num_pages, K, page_size, D) and ``values``
-    (num_pages, K, page_size, E) are all pages.
+    one, the page after its last one if it can. Forks share pages, which count their users; the first to write into a
+    shared page gets its own copy. `attend` is `attention` on the pages where they lie. ``keys`` (num_pages, K,
+    page_size, D) and ``values`` (num_pages, K, page_size, E) are all pages.
 
     Parameters
     ----------
