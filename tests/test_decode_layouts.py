@@ -88,3 +88,21 @@ def test_memory_order_of_packed_sequences():
         rows = slice(bounds[1][i], bounds[1][i + 1])
         alone = attention(q[i : i + 1].swapaxes(0, 1), *(np.ascontiguousarray(x[rows].swapaxes(0, 1)) for x in (k, v)))
         assert np.array_equal(packed[i : i + 1].swapaxes(0, 1), alone)
+
+
+@pytest.mark.parametrize("dtypes", ["float32", "float64", "float32-float16"])
+@pytest.mark.parametrize("head_dim", [8, 320])  # heads of large rows are summed one by one
+def test_heads_that_see_other_keys_than_their_neighbours(dtypes, head_dim):
+    q, k, v = qkv(1, 4, 4, 1, 520, head_dim, 8, dtypes=dtypes)
+    mask = normal(4, 1, 520) > -1
+    mask[0, :, 64:256] = False  # whole blocks
+    mask[1] = False
+    mask[2] = True
+    v[0, 0, 100], v[0, 2, 300] = np.nan, np.inf  # hidden from the first head, seen by the third
+    expected = attention(q, k, v, mask=mask)
+    assert_attention_close(expected, q, k, v, mask=mask)
+    assert np.array_equal(attention(q, _between(k), _between(v), mask=mask), expected, equal_nan=True)
+    table = _table(1, 520, 8)
+    pools = [_in_pages(x, table, 8) for x in (k, v)]
+    actual = attention(q, *pools, mask=mask, block_table=table, kv_lens=np.array([520]))
+    assert np.array_equal(actual, expected, equal_nan=True)
