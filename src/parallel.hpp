@@ -24,6 +24,12 @@ class ItemCounter {
 
 public:
     std::ptrdiff_t take() { return next.fetch_add(1, std::memory_order_relaxed); }
+    // Where there is one worker; an atomic addition costs a small call two hundredths of its time.
+    std::ptrdiff_t take_alone() {
+        const std::ptrdiff_t item = taken();
+        next.store(item + 1, std::memory_order_relaxed);
+        return item;
+    }
     std::ptrdiff_t taken() const { return next.load(std::memory_order_relaxed); }
     void stop() { next.store(none_left, std::memory_order_relaxed); }
     bool stopped() const { return taken() >= none_left; }

@@ -91,6 +91,7 @@ cdef extern from "scratch.hpp" nogil:
 cdef extern from "parallel.hpp" nogil:
     cdef cppclass ItemCounter:
         Py_ssize_t take()
+        Py_ssize_t take_alone()
         Py_ssize_t taken()
         void stop()
         bint stopped()

@@ -2,6 +2,7 @@
 # counter, so nothing depends on thread numbers, and no result depends on who did which item.
 
 cdef enum:
+    brief_operations = 20000        # below (a microsecond or two) to let go of the GIL takes a tenth of the call
     serial_operations = 600000      # below (some 15 microseconds) a second thread costs more than it saves
     waking_operations = 4000000     # below (some 100 microseconds) it does unless it is awake
     small_scratch = 16384           # bytes of scratch that fit on the stack
@@ -20,8 +21,8 @@ cdef struct Schedule:
 
 
 cdef double operations_of(const Problem* problem) noexcept nogil:
-    """Multiply-adds of a call that hides nothing; a score's exponential counts as 16."""
-    return (<double>problem.n_entries * problem.n_heads * problem.n_queries * problem.n_keys
+    """Multiply-adds of a call that hides nothing; a score's exponential counts as 16, no keys as one."""
+    return (<double>problem.n_entries * problem.n_heads * problem.n_queries * max(problem.n_keys, 1)
             * (problem.head_dim + problem.value_dim + 16))
 
 
@@ -83,12 +84,16 @@ cdef void do_item(const Problem* problem, const Schedule* schedule, Py_ssize_t i
                   min(entry.n_queries * problem.group, (group + 1) * per_item), watch, scratch)
 
 
+cdef inline Py_ssize_t next_item(Watch* watch) noexcept nogil:
+    return watch.items.take_alone() if watch.n_workers == 1 else watch.items.take()
+
+
 cdef void work(const Problem* problem, const Schedule* schedule, Watch* watch, real* scratch) noexcept nogil:
-    cdef Py_ssize_t item = watch.items.take()
+    cdef Py_ssize_t item = next_item(watch)
     while item < schedule.n_items:
         do_item(problem, schedule, item, watch, scratch)
         goes_on(watch, item_operations)
-        item = watch.items.take()
+        item = next_item(watch)
 
 
 cdef void help(const Problem* problem, const Schedule* schedule, ItemCounter* items, real* scratch) noexcept nogil:
@@ -150,6 +155,16 @@ cdef int plan(const Problem* problem, Schedule* schedule, int num_threads, const
     return <int>max(1, min(<Py_ssize_t>n_workers, schedule.n_items))
 
 
+cdef void do_all(const Problem* problem, const Schedule* schedule, Watch* watch, char* scratch, size_t scratch_size,
+                 const real* kind) noexcept nogil:
+    place_items(problem, schedule, kind)
+    work_in_parallel(problem, schedule, watch, scratch, scratch_size, kind)
+    if schedule.split and not watch.items.stopped():
+        merge_all_parts(problem, schedule, watch, <real*>scratch)
+    if operations_of(problem) > serial_operations:
+        note_call()
+
+
 cdef int run(Problem* problem, int num_threads, object source, const real* kind) except -1:
     """Do a whole call with at most num_threads threads."""
     cdef Options options
@@ -161,6 +176,7 @@ cdef int run(Problem* problem, int num_threads, object source, const real* kind)
     cdef char* memory
     cdef char* aligned
     cdef int n_workers
+    cdef double operations
     progress = None
     if source is not None:
         options = Options(source)
@@ -171,6 +187,7 @@ cdef int run(Problem* problem, int num_threads, object source, const real* kind)
     if max(problem.head_dim, problem.value_dim, problem.n_entries) > largest_axis:
         raise MemoryError(f"no memory for scratch of {max(problem.head_dim, problem.value_dim)} features "
                           f"and {problem.n_entries} batch entries")
+    operations = operations_of(problem)
     n_workers = plan(problem, &schedule, num_threads, kind)
     scratch_size = max(prefill_scratch(problem, kind), decode_scratch(problem, schedule.heads, kind)) * sizeof(real)
     scratch_size = (scratch_size + 63) // 64 * 64
@@ -183,18 +200,16 @@ cdef int run(Problem* problem, int num_threads, object source, const real* kind)
         raise MemoryError(f"no memory for {needed} bytes of scratch")
     watch = watch_over(&items)
     watch.n_workers, watch.n_items = n_workers, schedule.n_items
-    if operations_of(problem) > watched_operations:
+    if operations > watched_operations:
         begin_to_look(&watch, progress)
-    with nogil:
-        aligned = memory + (64 - <size_t>memory % 64)
-        schedule.states = aligned + n_workers * scratch_size
-        schedule.first_item = <Py_ssize_t*>(<char*>schedule.states + (states_size + 7) // 8 * 8)
-        place_items(problem, &schedule, kind)
-        work_in_parallel(problem, &schedule, &watch, aligned, scratch_size, kind)
-        if schedule.split and not items.stopped():
-            merge_all_parts(problem, &schedule, &watch, <real*>aligned)
-        if memory != &small[0]:
-            return_scratch(memory)
-        if operations_of(problem) > serial_operations:
-            note_call()
+    aligned = memory + (64 - <size_t>memory % 64)
+    schedule.states = aligned + n_workers * scratch_size
+    schedule.first_item = <Py_ssize_t*>(<char*>schedule.states + (states_size + 7) // 8 * 8)
+    if operations > brief_operations:
+        with nogil:
+            do_all(problem, &schedule, &watch, aligned, scratch_size, kind)
+    else:
+        do_all(problem, &schedule, &watch, aligned, scratch_size, kind)
+    if memory != &small[0]:
+        return_scratch(memory)
     return raise_error(&watch)
