@@ -40,10 +40,13 @@
 
 #if defined(__GNUC__) && !defined(__clang__)
 #define FASTATTN_UNROLL _Pragma("GCC unroll 32")
+#define FASTATTN_UNROLL_TWICE _Pragma("GCC unroll 2")
 #elif defined(__clang__)
 #define FASTATTN_UNROLL _Pragma("clang loop unroll(full)")
+#define FASTATTN_UNROLL_TWICE _Pragma("clang loop unroll_count(2)")
 #else
 #define FASTATTN_UNROLL
+#define FASTATTN_UNROLL_TWICE
 #endif
 
 namespace {

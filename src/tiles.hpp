@@ -43,6 +43,7 @@ FASTATTN_NOINLINE void score_rows(T* scores, const T* panel, const T* k, std::pt
                                   std::ptrdiff_t n_words, T* maximum) {
     constexpr int n = lanes_of<T>;
     Vector<T> sums[ROWS][VECTORS] = {};
+    FASTATTN_UNROLL_TWICE
     for (std::ptrdiff_t d = 0; d < n_words; ++d) {
         Vector<T> query[VECTORS];
         FASTATTN_UNROLL
@@ -75,6 +76,7 @@ FASTATTN_NOINLINE void value_rows(T* sums, const T* weights, const T* v, std::pt
                                   std::ptrdiff_t n_keys, const T* rescale) {
     constexpr int n = lanes_of<T>;
     Vector<T> block[ROWS][VECTORS] = {};
+    FASTATTN_UNROLL_TWICE
     for (std::ptrdiff_t key = 0; key < n_keys; ++key) {
         Vector<T> weight[VECTORS];
         FASTATTN_UNROLL
