@@ -182,6 +182,7 @@ FASTATTN_INLINE void weighted_tile(T* sums, std::ptrdiff_t sums_stride, const T*
     for (const Run* run = runs; run < end; run += step) {
         const T* weight_row = weights + run->first * ROWS;
         const Element* row = (const Element*)run->v + feature;
+        FASTATTN_UNROLL_TWICE
         for (std::ptrdiff_t key = 0; key < run->n_keys; ++key, row += v_stride, weight_row += ROWS) {
             Vector<T> value[VECTORS];
             FASTATTN_UNROLL
