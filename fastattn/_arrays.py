@@ -78,7 +78,7 @@ def as_integers(name: str, value: Any, shape: tuple[int, ...]) -> Array:
         raise ValueError(f"{name} must be one integer or have shape {shape}, got {array.shape}")
     if array.dtype.kind == "u" and array.size and int(array.max()) > np.iinfo(np.int64).max:
         raise ValueError(f"{name} must fit 64-bit signed integers, got {array.max()}")
-    return np.ascontiguousarray(np.broadcast_to(array.astype(np.int64), shape))
+    return array.astype(np.int64, order="C") if array.shape == shape else np.full(shape, array, np.int64)
 
 
 def bits_view(array: Array) -> Array:

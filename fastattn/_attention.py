@@ -245,12 +245,12 @@ def attend_checked(
     """What is left of a call once arrays and options are checked: scale, progress, results, kernel."""
     options.progress = check_progress(progress)
     factor = check_scale(scale, checked.q.shape[-1])
-    inputs = {"q": checked.q, "k": checked.k, "v": checked.v, "mask": options.mask, "bias": options.bias}
-    if options.scales is not None:
-        inputs["k_scales"], inputs["v_scales"] = options.scales
     if out is None:
         result = np.empty(checked.out_shape, checked.q.dtype)
     else:
+        inputs = {"q": checked.q, "k": checked.k, "v": checked.v, "mask": options.mask, "bias": options.bias}
+        if options.scales is not None:
+            inputs["k_scales"], inputs["v_scales"] = options.scales
         result = check_out(out, checked.out_shape, checked.q.dtype, inputs)
     lse = np.empty(checked.out_shape[:-1], accumulation_dtype(checked.q.dtype)) if return_lse else None
     heads = (slice(None),) if checked.q.ndim == len(checked.out_shape) else (None,)

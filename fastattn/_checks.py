@@ -62,8 +62,8 @@ def check_heads(n_heads: int, n_kv_heads: int, v_heads: int) -> None:
 
 def check_arrays(q: Any, k: Any, v: Any, *, paged: bool) -> Checked:
     """Kinds, dtypes and shapes of q, k, v; leading axes broadcast, as views."""
-    given = [as_array(name, value) for name, value in (("q", q), ("k", k), ("v", v))]
-    q, k, v = (as_floats(name, array) for name, array in zip("qkv", given, strict=True))
+    given = [as_array("q", q), as_array("k", k), as_array("v", v)]
+    q, k, v = as_floats("q", given[0]), as_floats("k", given[1]), as_floats("v", given[2])
     if q.dtype is not k.dtype or k.dtype is not v.dtype:
         check_dtypes(q, k, v, given)
     return check_shapes(q, k, v, paged=paged)

@@ -114,7 +114,7 @@ def check_window(window: Window | None, causal: bool) -> tuple[int, int]:
 
 def check_lengths(kv_lens: Any, sizes: Sizes) -> Array:
     lengths = as_integers("kv_lens", kv_lens, sizes.lead).reshape(-1)
-    if lengths.size and (int(lengths.min()) < 0 or int(lengths.max()) > sizes.n_keys):
+    if np.maximum.reduce(lengths.view(np.uint64), initial=0) > sizes.n_keys:  # where negative ones are large
         wrong = lengths[(lengths < 0) | (lengths > sizes.n_keys)][0]
         raise ValueError(f"kv_lens must lie in 0 ... {sizes.n_keys}, the number of keys, got {wrong}")
     return lengths
@@ -181,7 +181,9 @@ def check_pages(block_table: Any, lead: tuple[int, ...]) -> Array:
 
 def check_pages_used(pages: NDArray[np.int64], lengths: NDArray[np.int64], page_size: int, n_pages: int) -> None:
     """Every page that holds a valid key must exist."""
-    used = np.arange(int(pages.shape[1])) * page_size < lengths[:, None]
-    wrong = used & ((pages < 0) | (pages >= n_pages))
+    outside = pages.view(np.uint64) >= n_pages  # where negative ones are large
+    if not outside.any():
+        return
+    wrong = outside & (np.arange(int(pages.shape[1])) * page_size < lengths[:, None])
     if wrong.any():
         raise ValueError(f"block_table must hold page numbers 0 ... {n_pages - 1}, got {pages[wrong][0]}")

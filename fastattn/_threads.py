@@ -18,6 +18,7 @@ from fastattn._dispatch import kernel
 _chosen: int | None = None
 _worked_out: int | None = None
 _forked = False
+_most = max(64, 2 * (os.cpu_count() or 1))  # threads of a call; more would only cost memory
 
 
 def _positive(text: str | None) -> int | None:
@@ -133,7 +134,7 @@ def check_num_threads(num_threads: SupportsIndex) -> int:
         raise TypeError(f"num_threads must be an integer or None, got {num_threads!r}") from None
     if count < 1:
         raise ValueError(f"num_threads must be at least 1, got {count}")
-    return min(count, max(64, 2 * (os.cpu_count() or 1)))  # more would only cost memory
+    return min(count, _most)
 
 
 def threads_of(num_threads: SupportsIndex | None) -> int:
