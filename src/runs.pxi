@@ -21,6 +21,8 @@ cdef struct DecodeBlock:
     Py_ssize_t k_stride, v_stride   # elements from row to row
     Py_ssize_t v_row, v_bytes       # bytes from row to row and of one row to bring nearer while the keys are read
     Py_ssize_t ahead                # runs from one to that which it brings nearer, 0: rows beyond its own end
+    Py_ssize_t places_ahead[most_heads_together]    # the same for each head: pages or pieces of a view,
+    Py_ssize_t heads_ahead[most_heads_together]     # and heads
     Py_ssize_t start, end           # keys
     int n_runs
     Run runs[decode_block * most_heads_together]
@@ -75,20 +77,19 @@ cdef inline Py_ssize_t bytes_to_next_head(const Problem* problem, const Tensor* 
 cdef inline Py_ssize_t bytes_ahead(const Problem* problem, const Tensor* tensor, const Entry* entry,
                                    const DecodeBlock* block, const Place* place, int head) noexcept nogil:
     """From a row of keys to the one to bring nearer: at the same place of the run that comes block.ahead later."""
-    cdef Py_ssize_t pieces
+    cdef Py_ssize_t places, heads
     cdef const int64_t* page
     if block.team > block.n_heads:
         return bytes_to_next_head(problem, tensor, entry, place, block.first_head, block.team)
     if block.ahead == 0:
         return prefetch_distance
-    pieces = (head + block.ahead) // block.n_heads
-    head = <int>(block.ahead - pieces * block.n_heads)
+    places, heads = block.places_ahead[head], block.heads_ahead[head]
     if problem.pages == NULL:
-        return pieces * run_of_view * tensor.row + head * tensor.head
-    if (place.page + pieces) * problem.page_size + place.row >= entry.n_keys:
+        return places * run_of_view * tensor.row + heads * tensor.head
+    if (place.page + places) * problem.page_size + place.row >= entry.n_keys:
         return 0
     page = problem.pages + entry.index * problem.pages_per_entry + place.page
-    return (page[pieces] - page[0]) * tensor.entry + head * tensor.head
+    return (page[places] - page[0]) * tensor.entry + heads * tensor.head
 
 
 cdef inline void fetch_scales(const Problem* problem, const Tensor* tensor, const Entry* entry, Py_ssize_t kv_head,
@@ -119,6 +120,7 @@ cdef void begin_blocks(const Problem* problem, int team, bint careful, DecodeBlo
     """What all blocks of a team have in common."""
     cdef Py_ssize_t keys = problem.page_size if problem.pages != NULL else run_of_view
     cdef Py_ssize_t row = (problem.head_dim + problem.value_dim) << item_bits(problem.k.kind)
+    cdef int head
     block.team, block.n_heads, block.careful = team, team, careful
     if problem.pages != NULL and team * decode_block * row > large_block:
         block.n_heads = 1           # or values would have left the cache before they are summed
@@ -137,6 +139,9 @@ cdef void begin_blocks(const Problem* problem, int team, bint careful, DecodeBlo
     block.ahead = 0
     if problem.pages != NULL or team > 1:
         block.ahead = prefetch_distance // max(1, (problem.head_dim << item_bits(problem.k.kind)) * keys) + 1
+        for head in range(block.n_heads):
+            block.places_ahead[head] = (head + block.ahead) // block.n_heads
+            block.heads_ahead[head] = block.ahead - block.places_ahead[head] * block.n_heads
 
 
 cdef void fetch_runs(const Problem* problem, const Entry* entry, Py_ssize_t kv_head, DecodeBlock* block,
