@@ -7,7 +7,7 @@ attention libraries: pytorch/pytorch#146508, microsoft/onnxruntime#29655, ggml-o
 
 import argparse
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import ml_dtypes
@@ -76,6 +76,20 @@ def check(call: Call) -> None:
         raise ValueError(f"{call} is off by {error}")
 
 
+def ratio_by_turns(plain: Callable[[], object], call: Callable[[], object], seconds: float) -> float:
+    """Return the median over turns of the time of `call` divided by that of `plain`."""
+    turns: list[float] = []
+    end = time.perf_counter() + seconds
+    while not turns or time.perf_counter() < end:
+        times = []
+        for timed in (plain, call):
+            start = time.perf_counter()
+            timed()
+            times.append(time.perf_counter() - start)
+        turns.append(times[1] / times[0])
+    return float(np.median(turns))
+
+
 def ratios(n: int, seconds: float) -> dict[str, float]:
     """Return the median ratio of each variant's time to the plain call's."""
     (_, plain), *others = variants(n)
@@ -83,16 +97,7 @@ def ratios(n: int, seconds: float) -> dict[str, float]:
     found = {}
     for name, call in others:
         check(call)
-        turns: list[float] = []
-        end = time.perf_counter() + seconds
-        while not turns or time.perf_counter() < end:
-            times = []
-            for timed in (plain, call):
-                start = time.perf_counter()
-                timed()
-                times.append(time.perf_counter() - start)
-            turns.append(times[1] / times[0])
-        found[name] = float(np.median(turns))
+        found[name] = ratio_by_turns(plain, call, seconds)
     return found
 
 

@@ -12,7 +12,7 @@ import pytest
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 pytest.importorskip("benchmarks", reason="the benchmarks are not part of an installed package")
 
-from benchmarks import accuracy, costs, report, results, tables, threads
+from benchmarks import accuracy, cache_costs, costs, report, results, tables, threads
 from benchmarks.cases import CACHE_CASES, CASES, GROUPS, SCALING_CASES, SERIES, case, make_inputs, visible
 from benchmarks.implementations import IMPLEMENTATIONS, Unsupported
 from benchmarks.limits import Limit
@@ -256,6 +256,15 @@ def test_costs_table_has_every_variant() -> None:
     rows = [line.strip("| ").split(" | ") for line in lines[2:]]
     assert [row[0] for row in rows] == names[1:]
     assert all(np.isfinite(float(cell)) for row in rows for cell in row[1:])
+
+
+def test_cache_costs_table_has_every_case_but_the_first() -> None:
+    lines = cache_costs.table(0.0, smoke=True).splitlines()
+    rows = [line.strip("| ").split(" | ") for line in lines[2:]]
+    assert len(rows) == len(CACHE_CASES) - 1
+    assert rows[0][0] == "float32, pages of 16, over contiguous"
+    assert rows[2][0] == "float16, contiguous, over float32"
+    assert all(float(cell) > 0 for row in rows for cell in row[1:])
 
 
 def test_costs_refuse_a_wrong_result() -> None:
