@@ -67,18 +67,26 @@ def as_floats(name: str, value: Any) -> Array:
     return array
 
 
-def as_integers(name: str, value: Any, shape: tuple[int, ...]) -> Array:
-    """A contiguous int64 array of the given shape from one integer or an integer array of that shape."""
+def int64_array(name: str, value: Any) -> Array:
+    """A contiguous int64 array, a copy, from integers of any shape; an empty list counts as integers."""
     array = as_array(name, value)
-    if array.size == 0 and array.dtype.kind == "f":
-        array = array.astype(np.int64)  # an empty list
-    if array.dtype.kind not in "iu":
-        raise TypeError(f"{name} must be integers, got {array.dtype}")
-    if array.ndim and array.shape != shape:
-        raise ValueError(f"{name} must be one integer or have shape {shape}, got {array.shape}")
+    if array.dtype.kind not in "iu" and not (array.size == 0 and array.dtype.kind == "f"):
+        # NumPy makes floats or objects of lists of integers beyond 64 bits.
+        numbers = [] if isinstance(value, np.ndarray) else np.asarray(value, object).ravel().tolist()
+        if not numbers or not all(type(number) is int for number in numbers):
+            raise TypeError(f"{name} must be integers, got {array.dtype}")
+        raise ValueError(f"{name} must fit 64-bit signed integers, got {max(numbers, key=abs)}")
     if array.dtype.kind == "u" and array.size and int(array.max()) > np.iinfo(np.int64).max:
         raise ValueError(f"{name} must fit 64-bit signed integers, got {array.max()}")
-    return array.astype(np.int64, order="C") if array.shape == shape else np.full(shape, array, np.int64)
+    return array.astype(np.int64, order="C")
+
+
+def as_integers(name: str, value: Any, shape: tuple[int, ...]) -> Array:
+    """A contiguous int64 array of the given shape, a copy, from one integer or an integer array of that shape."""
+    array = int64_array(name, value)
+    if array.ndim and array.shape != shape:
+        raise ValueError(f"{name} must be one integer or have shape {shape}, got {array.shape}")
+    return array if array.shape == shape else np.full(shape, array, np.int64)
 
 
 def bits_view(array: Array) -> Array:

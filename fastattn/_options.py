@@ -10,7 +10,7 @@ from typing import Any, SupportsIndex
 import numpy as np
 from numpy.typing import NDArray
 
-from fastattn._arrays import KINDS, Array, as_array, as_integers, bits_view, float_kind
+from fastattn._arrays import KINDS, Array, as_array, as_integers, bits_view, float_kind, int64_array
 from fastattn._typing import Real, Report, Window
 
 UNBOUNDED = 1 << 61
@@ -171,12 +171,11 @@ def check_bias(name: str, value: Any, sizes: Sizes) -> tuple[Array, int]:
 
 def check_pages(block_table: Any, lead: tuple[int, ...]) -> Array:
     """block_table (..., max_pages) as contiguous int64 (entries, max_pages); check_pages_used checks the numbers."""
-    array = as_array("block_table", block_table)
-    if array.dtype.kind not in "iu":
-        raise TypeError(f"block_table must be integers, got {array.dtype}")
+    array = int64_array("block_table", block_table)
     if array.ndim != len(lead) + 1 or array.shape[:-1] != lead:
-        raise ValueError(f"block_table must have shape {(*lead, 'max_pages')}, got {array.shape}")
-    return np.ascontiguousarray(array.astype(np.int64).reshape(math.prod(lead), array.shape[-1]))
+        wanted = ", ".join([*map(str, lead), "max_pages"])
+        raise ValueError(f"block_table must have shape ({wanted}), got {array.shape}")
+    return array.reshape(math.prod(lead), array.shape[-1])
 
 
 def check_pages_used(pages: NDArray[np.int64], lengths: NDArray[np.int64], page_size: int, n_pages: int) -> None:

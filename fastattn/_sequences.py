@@ -7,7 +7,7 @@ from typing import SupportsIndex
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
-from fastattn._arrays import Array, as_array, as_integers
+from fastattn._arrays import Array, as_integers, int64_array
 from fastattn._cache_rows import CacheRows, Parts, check_size
 from fastattn._pages import PagePool
 
@@ -65,9 +65,7 @@ class PagedSequences(CacheRows):
 
     def _find(self, sequences: ArrayLike, *, different: bool = False) -> tuple[list[int], tuple[int, ...]]:
         """Numbers of living sequences, and the leading shape of arrays that go with them: () or (B,)."""
-        array = as_array("sequences", sequences)
-        if array.dtype.kind not in "iu" and array.size:
-            raise TypeError(f"sequences must be integers, got {array.dtype}")
+        array = int64_array("sequences", sequences)
         if array.ndim > 1:
             raise ValueError(f"sequences must be one integer or have shape (B,), got {array.shape}")
         numbers = array.reshape(-1).tolist()

@@ -7,7 +7,7 @@ from typing import Any, Literal, SupportsIndex, Unpack, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fastattn._arrays import FLOAT64, KINDS, Array, accumulation_dtype, as_array, check_out
+from fastattn._arrays import FLOAT64, KINDS, Array, accumulation_dtype, as_array, check_out, int64_array
 from fastattn._call import call_kernel
 from fastattn._checks import check_arrays
 from fastattn._options import (
@@ -27,9 +27,7 @@ from fastattn._typing import DoubleArray, Numbers, PackedOptions, Real, Report, 
 
 def _check_bounds(name: str, value: Any, total: int) -> Array:
     """Boundaries of the members: integers from 0 to total, non-decreasing."""
-    array = as_array(name, value)
-    if array.dtype.kind not in "iu":
-        raise TypeError(f"{name} must be integers, got {array.dtype}")
+    array = int64_array(name, value)
     if array.ndim != 1 or array.size == 0:
         raise ValueError(f"{name} must have shape (members + 1,), got {array.shape}")
     if array[0] != 0:
@@ -39,7 +37,7 @@ def _check_bounds(name: str, value: Any, total: int) -> Array:
     if (array[1:] < array[:-1]).any():
         at = int(np.argmax(array[1:] < array[:-1]))
         raise ValueError(f"{name} must not decrease, got {array[at]} before {array[at + 1]}")
-    return np.ascontiguousarray(array.astype(np.int64))
+    return array
 
 
 @overload
