@@ -7,7 +7,7 @@ cdef enum:
     most_heads_together = 8
     run_of_view = 8                 # keys of a run where heads lie between one another without pages
 
-cdef Py_ssize_t prefetch_distance = 8192    # bytes of keys
+cdef Py_ssize_t team_distance = 8192        # bytes of keys of a team
 cdef Py_ssize_t large_block = 256 << 10     # bytes of keys and values: half a usual second-level cache
 
 cdef struct DecodeBlock:
@@ -31,6 +31,11 @@ cdef struct DecodeBlock:
 cdef inline int item_bits(int kind) noexcept nogil:
     """The binary logarithm of an element's size."""
     return 3 if kind == kind_float64 else 2 if kind == kind_float32 else 0 if kind == kind_int8 else 1
+
+
+cdef inline Py_ssize_t prefetch_distance(int kind) noexcept nogil:
+    """Bytes of keys that lie side by side."""
+    return 1024 if item_bits(kind) >= 2 else 1536
 
 
 cdef struct Place:                  # of a key: with pages its page, counted within the entry, and its row there
@@ -76,13 +81,14 @@ cdef inline Py_ssize_t bytes_to_next_head(const Problem* problem, const Tensor* 
 
 cdef inline Py_ssize_t bytes_ahead(const Problem* problem, const Tensor* tensor, const Entry* entry,
                                    const DecodeBlock* block, const Place* place, int head) noexcept nogil:
-    """From a row of keys to the one to bring nearer: at the same place of the run that comes block.ahead later."""
+    """From a row of keys to the one to bring nearer: a little further on, or in a team at the same place of the run
+    that comes block.ahead later."""
     cdef Py_ssize_t places, heads
     cdef const int64_t* page
     if block.team > block.n_heads:
-        return bytes_to_next_head(problem, tensor, entry, place, block.first_head, block.team)
+        return prefetch_distance(tensor.kind) // 2  # beyond a page's rows lie those of the head that comes next
     if block.ahead == 0:
-        return prefetch_distance
+        return prefetch_distance(tensor.kind)
     places, heads = block.places_ahead[head], block.heads_ahead[head]
     if problem.pages == NULL:
         return places * run_of_view * tensor.row + heads * tensor.head
@@ -138,7 +144,7 @@ cdef void begin_blocks(const Problem* problem, int team, bint careful, DecodeBlo
         block.v_bytes = problem.value_dim << item_bits(problem.v.kind)
     block.ahead = 0
     if problem.pages != NULL or team > 1:
-        block.ahead = prefetch_distance // max(1, (problem.head_dim << item_bits(problem.k.kind)) * keys) + 1
+        block.ahead = team_distance // max(1, (problem.head_dim << item_bits(problem.k.kind)) * keys) + 1
         for head in range(block.n_heads):
             block.places_ahead[head] = (head + block.ahead) // block.n_heads
             block.heads_ahead[head] = block.ahead - block.places_ahead[head] * block.n_heads
