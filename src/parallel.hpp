@@ -24,7 +24,7 @@ class ItemCounter {
 
 public:
     std::ptrdiff_t take() { return next.fetch_add(1, std::memory_order_relaxed); }
-    // Where there is one worker; an atomic addition costs a small call two hundredths of its time.
+    // The same where there is one worker, without an atomic addition.
     std::ptrdiff_t take_alone() {
         const std::ptrdiff_t item = taken();
         next.store(item + 1, std::memory_order_relaxed);

@@ -2,7 +2,7 @@
 # counter, so nothing depends on thread numbers, and no result depends on who did which item.
 
 cdef enum:
-    brief_operations = 20000        # below (a microsecond or two) to let go of the GIL takes a tenth of the call
+    brief_operations = 20000        # below (a microsecond or two) to let go of the GIL is not worth its time
     serial_operations = 600000      # below (some 15 microseconds) a second thread costs more than it saves
     waking_operations = 4000000     # below (some 100 microseconds) it does unless it is awake
     small_scratch = 16384           # bytes of scratch that fit on the stack

@@ -267,6 +267,12 @@ def test_cache_costs_table_has_every_case_but_the_first() -> None:
     assert all(float(cell) > 0 for row in rows for cell in row[1:])
 
 
+def test_cache_costs_refuse_a_wrong_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(cache_costs.TOLERANCE, "int8", 0.0)
+    with pytest.raises(ValueError, match="cache_int8 is off by"):
+        cache_costs.prepare(next(case for case in CACHE_CASES if case.name == "cache_int8").smoke())
+
+
 def test_costs_refuse_a_wrong_result() -> None:
     (_, plain), *_ = costs.variants(20)
     costs.check(plain)
