@@ -313,6 +313,28 @@ FASTATTN_NOINLINE void decode_softmax_rows(T unit, T* scores, std::ptrdiff_t n_k
     }
 }
 
+// sums (count) *= factor. Whether they were finite.
+template <typename T>
+FASTATTN_INLINE bool scale_sums(T* sums, std::ptrdiff_t count, T factor) {
+    constexpr int n = lanes_of<T>;
+    std::ptrdiff_t i = 0;
+    T nothing = 0;
+    if (count >= n) {
+        Vector<T> differences = {};
+        for (; i + n <= count; i += n) {
+            const Vector<T> sum = load(sums + i);
+            differences = differences + (sum - sum);
+            store(sums + i, sum * broadcast(factor));
+        }
+        for (int lane = 0; lane < n; ++lane) nothing += differences[lane];
+    }
+    for (; i < count; ++i) {
+        nothing += sums[i] - sums[i];
+        sums[i] *= factor;
+    }
+    return nothing == T(0);
+}
+
 // One of ROWS = 1, 2, 4, 8 becomes a template argument. Types whose vectors are shorter have fewer.
 #define FASTATTN_FOR_ROWS(CALL)                                \
     switch (rows) {                                            \

@@ -11,8 +11,6 @@ cdef enum:
     chunk_keys = 1024
     keys_worth_together = 256       # fewer are in the caches anyway
 
-cdef Py_ssize_t long_run = 65536    # bytes of keys and values that are read at full speed by themselves
-
 cdef struct Decoding:               # the rows of one (entry, key/value head)
     Lanes lanes
     Py_ssize_t kv_head
@@ -30,12 +28,12 @@ cdef inline Py_ssize_t n_chunks_of(const Entry* entry) noexcept nogil:
 cdef int heads_together(const Problem* problem) noexcept nogil:
     """Key/value heads of a team."""
     cdef bint paged = problem.pages != NULL
-    cdef Py_ssize_t row = (problem.head_dim + problem.value_dim) << item_bits(problem.k.kind), n_teams
-    cdef Py_ssize_t apart = problem.k.entry if paged else problem.k.row
-    if not (problem.k.packed and problem.v.packed):
+    cdef Py_ssize_t apart = problem.k.entry if paged else problem.k.row, n_teams
+    if not (problem.k.packed and problem.v.packed) or problem.n_keys < keys_worth_together:
         return 1
-    if problem.n_keys < keys_worth_together or row * (problem.page_size if paged else 1) >= long_run:
-        return 1
+    if (paged and problem.page_size > decode_block and problem.k.kind != kind_int8
+            and row_bytes(&problem.k, decode_block * problem.head_dim) < long_run):
+        return 1                    # head by head is no longer the order of memory, and the runs are short
     if max(problem.k.head, -problem.k.head) >= max(apart, -apart):
         return 1
     n_teams = (problem.n_kv_heads + most_heads_together - 1) // most_heads_together
@@ -187,15 +185,15 @@ cdef void decode_chunk(const Problem* problem, const Entry* entry, const Decodin
     cdef Py_ssize_t start = max(chunk * chunk_keys, lanes.lowest_first)
     cdef Py_ssize_t end = min((chunk + 1) * chunk_keys, lanes.highest_last)
     cdef DecodeBlock block
-    cdef int head
+    cdef int at_once = heads_at_once(problem, n_heads), head
     for head in range(n_heads):
         clear_state(problem, states + head * state_size(problem, q), decodings[head].rows)
-    begin_blocks(problem, n_heads, careful, &block, q)
+    begin_blocks(problem, n_heads, at_once, careful, &block, q)
     while start < end:
         block.start, block.end = start, min(end, start - start % decode_block + decode_block)
         head = 0
         while head < n_heads:
-            block.first_head = head
+            block.first_head, block.n_heads = head, min(at_once, n_heads - head)
             decode_keys(problem, entry, &decodings[head], &block, q + head * query_size(problem, q),
                         states + head * state_size(problem, q), scratch)
             head += block.n_heads
@@ -227,9 +225,8 @@ cdef bint finish_decoding(const Problem* problem, const Entry* entry, const Deco
     """As finish_panel: True when some rows' sums are not finite. When `careful` only those marked before are
     written."""
     cdef real* maximum = state + decoding.rows * problem.value_dim
-    cdef Py_ssize_t feature
-    cdef real finite
-    cdef bint any_unusual = False
+    cdef real* sums
+    cdef bint finite, any_unusual = False
     cdef char* target
     cdef int row
     close_softmax(problem, entry, &decoding.lanes, maximum, maximum + decoding.rows, factor)
@@ -238,16 +235,14 @@ cdef bint finish_decoding(const Problem* problem, const Entry* entry, const Deco
             if not unusual[row]:
                 continue
             factor[row] /= <real>guard
-        finite = 0
-        for feature in range(row * problem.value_dim, (row + 1) * problem.value_dim):
-            finite += state[feature] * 0
-            state[feature] *= factor[row]
+        sums = state + row * problem.value_dim
+        finite = scale_sums(sums, problem.value_dim, factor[row])
         if not careful:
-            unusual[row] = finite != 0
+            unusual[row] = not finite
             any_unusual |= unusual[row]
         target = row_of(&problem.out, entry.index, decoding.lanes.head[row],
                         entry.first_query + decoding.lanes.query[row])
-        store_row(target, problem.out.column, state + row * problem.value_dim, problem.value_dim, problem.out.kind)
+        store_row(target, problem.out.column, sums, problem.value_dim, problem.out.kind)
     return any_unusual
 
 

@@ -9,10 +9,11 @@ cdef enum:
 
 cdef Py_ssize_t team_distance = 8192        # bytes of keys of a team
 cdef Py_ssize_t large_block = 256 << 10     # bytes of keys and values: half a usual second-level cache
+cdef Py_ssize_t long_run = 16 << 10         # bytes of keys that are read at full speed by themselves
 
 cdef struct DecodeBlock:
     int team                        # heads that walk together
-    int n_heads                     # all of them, or one, whose keys are read before any values are summed
+    int n_heads                     # some of them, whose keys are read before any values are summed
     int first_head                  # of these, counted in the team
     bint careful                    # take care of excluded values and of sums beyond the type's range
     bint k_in_place, v_in_place
@@ -31,6 +32,10 @@ cdef struct DecodeBlock:
 cdef inline int item_bits(int kind) noexcept nogil:
     """The binary logarithm of an element's size."""
     return 3 if kind == kind_float64 else 2 if kind == kind_float32 else 0 if kind == kind_int8 else 1
+
+
+cdef inline Py_ssize_t row_bytes(const Tensor* tensor, Py_ssize_t n_elements) noexcept nogil:
+    return n_elements << item_bits(tensor.kind)
 
 
 cdef inline Py_ssize_t prefetch_distance(int kind) noexcept nogil:
@@ -121,15 +126,25 @@ cdef inline void pad_scales(real* scales, Py_ssize_t n_keys) noexcept nogil:
         scales[n_keys + lane] = 0
 
 
-cdef void begin_blocks(const Problem* problem, int team, bint careful, DecodeBlock* block,
+cdef int heads_at_once(const Problem* problem, int team) noexcept nogil:
+    """Heads of a team whose keys are read before any of their values are summed: all of them, but in pages no more than
+    make a long run, unless each head's values come nearer while those of the head before are summed, as in int8."""
+    cdef Py_ssize_t most
+    if problem.pages == NULL:
+        return team
+    most = large_block // max(1, row_bytes(&problem.k, decode_block * problem.head_dim)
+                              + row_bytes(&problem.v, decode_block * problem.value_dim))
+    if problem.v.kind != kind_int8:
+        most = min(most, long_run // max(1, row_bytes(&problem.k, problem.page_size * problem.head_dim)))
+    return <int>max(1, min(team, most))
+
+
+cdef void begin_blocks(const Problem* problem, int team, int at_once, bint careful, DecodeBlock* block,
                        const real* kind) noexcept nogil:
     """What all blocks of a team have in common."""
     cdef Py_ssize_t keys = problem.page_size if problem.pages != NULL else run_of_view
-    cdef Py_ssize_t row = (problem.head_dim + problem.value_dim) << item_bits(problem.k.kind)
     cdef int head
-    block.team, block.n_heads, block.careful = team, team, careful
-    if problem.pages != NULL and team * decode_block * row > large_block:
-        block.n_heads = 1           # or values would have left the cache before they are summed
+    block.team, block.n_heads, block.careful = team, at_once, careful
     block.k_in_place, block.v_in_place = problem.k.packed and not careful, problem.v.packed and not careful
     block.k_scaled = block.k_in_place and problem.k.kind == kind_int8
     block.v_scaled = block.v_in_place and problem.v.kind == kind_int8
@@ -141,13 +156,13 @@ cdef void begin_blocks(const Problem* problem, int team, bint careful, DecodeBlo
     # Values come nearer while their keys are read. In int8, where converting keys takes longer than reading them, a
     # team brings each head's nearer while it sums those of the head before.
     if block.v_in_place and (team == 1 or not block.v_scaled):
-        block.v_bytes = problem.value_dim << item_bits(problem.v.kind)
+        block.v_bytes = row_bytes(&problem.v, problem.value_dim)
     block.ahead = 0
     if problem.pages != NULL or team > 1:
-        block.ahead = team_distance // max(1, (problem.head_dim << item_bits(problem.k.kind)) * keys) + 1
-        for head in range(block.n_heads):
-            block.places_ahead[head] = (head + block.ahead) // block.n_heads
-            block.heads_ahead[head] = block.ahead - block.places_ahead[head] * block.n_heads
+        block.ahead = team_distance // max(1, row_bytes(&problem.k, keys * problem.head_dim)) + 1
+        for head in range(team):
+            block.places_ahead[head] = (head + block.ahead) // team
+            block.heads_ahead[head] = block.ahead - block.places_ahead[head] * team
 
 
 cdef void fetch_runs(const Problem* problem, const Entry* entry, Py_ssize_t kv_head, DecodeBlock* block,

@@ -81,6 +81,7 @@ cdef extern from "decode.hpp" nogil:
     void decode_selected[T](int rows, T* sums, const T* weights, const T* v, Py_ssize_t v_stride,
                             Py_ssize_t n_features, const T* rescale, const Py_ssize_t* first, const Py_ssize_t* last,
                             const T* bias)
+    bint scale_sums[T](T* sums, Py_ssize_t count, T factor)
     void decode_values[T](int rows, T* sums, const T* weights, const Run* runs, int n_runs, int n_heads, int kind,
                           Py_ssize_t v_stride, Py_ssize_t n_features, const T* rescale)
 
