@@ -79,6 +79,26 @@ def test_memory_order_of_quantized_heads(n_kv_heads, group, head_dim):
             assert np.array_equal(actual, expected)
 
 
+@pytest.mark.parametrize("page_size", [5, 16, 64, 200])
+@pytest.mark.parametrize("dtypes", ["float32", "float64", "float16", "float32-bfloat16"])
+def test_some_heads_of_pages_read_together(dtypes, page_size):
+    """Of seven heads six, four, two or one at a time, and what is left."""
+    q, k, v = qkv(1, 14, 7, 1, 300, 128, 40, dtypes=dtypes)
+    table = _table(1, 300, page_size)
+    actual = attention(q, *(_in_pages(x, table, page_size) for x in (k, v)), block_table=table, kv_lens=np.array([300]))
+    assert np.array_equal(actual, attention(q, k, v))
+
+
+def test_some_heads_of_quantized_pages_read_together():
+    """Of seven heads two at a time."""
+    q, k, v = qkv(1, 7, 7, 1, 300, 1024, 1024)
+    parts = *quantize_rows(k), *quantize_rows(v)
+    table = _table(1, 300, 16)
+    pages = [_in_pages(part, table, 16) for part in parts]
+    actual = quantized_attention(q, *pages, block_table=table, kv_lens=np.array([300]))
+    assert np.array_equal(actual, quantized_attention(q, *parts))
+
+
 def test_memory_order_of_packed_sequences():
     """The rows of (T, K, D) lie between one another too."""
     q, k, v = normal(3, 18, 8), normal(1500, 9, 8, seed=1), normal(1500, 9, 8, seed=2)
