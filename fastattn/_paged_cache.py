@@ -26,8 +26,8 @@ class PagedKVCache(PagedSequences):
     num_pages : int
         Pages of the pool. Memory is taken from the system as pages are written.
     page_size : int
-        Rows of a page. Pages of 16 cost `attend` about a tenth more time than a contiguous cache, up to a quarter where
-        rows are short, as of 64 int8 features; larger pages cost less.
+        Rows of a page. Pages of 16 cost `attend` up to a tenth more time than a contiguous cache, up to a quarter where
+        rows are short, as of 64 int8 features; pages of 64 less than half of that.
     num_kv_heads : int
         Key/value heads.
     head_dim : int
