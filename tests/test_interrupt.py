@@ -117,11 +117,14 @@ def test_interrupts_leak_nothing(threads):
     signal.signal(signal.SIGALRM, signal.default_int_handler)
     interrupt_many(50)  # until scratch that is kept, and what malloc keeps, has its size
     before = resident_kilobytes(), len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
-    interrupt_many(50)
-    after = resident_kilobytes(), len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
-    assert after[1:] == before[1:]
+    resident = []
+    for turn in range(2):  # a free-threaded interpreter takes two megabytes and gives them back, a leak only grows
+        interrupt_many(50)
+        resident.append(resident_kilobytes())
+    after = len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
+    assert after == before[1:]
     assert np.array_equal(attention(q, k, v, causal=True), want)
-    print(after[0] - before[0])
+    print(min(resident) - before[0])
     """
     assert float(run(code, threads)) < 2048
 
