@@ -26,8 +26,9 @@ class PagedKVCache(PagedSequences):
     num_pages : int
         Pages of the pool. Memory is taken from the system as pages are written.
     page_size : int
-        Rows of a page. Pages of 16 cost `attend` up to a tenth more time than a contiguous cache, up to a quarter where
-        rows are short, as of 64 int8 features; pages of 64 less than half of that.
+        Rows of a page. Pages of 16 cost `attend` up to a tenth more time than a contiguous cache; where rows are short,
+        as of 64 int8 features, up to a quarter with two threads, and more if other sequences have left pages here and
+        there. Larger pages cost less.
     num_kv_heads : int
         Key/value heads.
     head_dim : int

@@ -82,7 +82,7 @@ def test_memory_order_of_quantized_heads(n_kv_heads, group, head_dim):
 @pytest.mark.parametrize("page_size", [5, 16, 64, 200])
 @pytest.mark.parametrize("dtypes", ["float32", "float64", "float16", "float32-bfloat16"])
 def test_some_heads_of_pages_read_together(dtypes, page_size):
-    """Of seven heads six, four, two or one at a time, and what is left."""
+    """Of seven heads all, some or one at a time, and what is left."""
     q, k, v = qkv(1, 14, 7, 1, 300, 128, 40, dtypes=dtypes)
     table = _table(1, 300, page_size)
     actual = attention(q, *(_in_pages(x, table, page_size) for x in (k, v)), block_table=table, kv_lens=np.array([300]))
