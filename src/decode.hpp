@@ -27,10 +27,14 @@ constexpr int vector_lanes(const T*) {
     return lanes_of<T>;
 }
 
+// Processors with vectors of 64 bytes ask for many lines at once. They are kept asking: a block's values come nearer
+// while its keys are read, and the next block's keys while its values are summed. Shorter vectors: docs/design.md.
+constexpr bool crosswise = vector_bytes == 64;
+
 // Inline, as all that call it must be: gcc drops calls of a function that only prefetches, as without effect.
 FASTATTN_INLINE void prefetch(const void* address) {
 #if defined(__GNUC__) || defined(__clang__)
-    __builtin_prefetch(address, 0, 2);
+    __builtin_prefetch(address, 0, crosswise ? 3 : 2);
 #endif
 }
 
@@ -101,9 +105,10 @@ FASTATTN_INLINE Vector<T> sum_each(Vector<T> (&parts)[lanes_of<T>]) {
 struct Run {
     int head;                           // of the team
     std::ptrdiff_t first, n_keys;       // keys [first, first + n_keys) of the block
-    std::ptrdiff_t k_ahead, v_ahead;    // bytes from a row to the one to bring nearer; v_ahead of int8 only
+    std::ptrdiff_t k_ahead;             // bytes from a row of keys to the one to bring nearer
     const void* k;
     const void* v;
+    const char* later;                  // rows to bring nearer while the values are summed
 };
 
 // Keys whose dot products go side by side. Rows of few bytes are bound by the chain of additions, longer ones by
@@ -111,46 +116,61 @@ struct Run {
 template <typename Element>
 constexpr int keys_together = sizeof(Element) == 1 ? 4 : sizeof(Element) == 2 ? 2 : 1;
 
-// One vector of scores: n_keys keys of ROWS rows, the lanes beyond them repeat the first key. Meanwhile the keys
-// `ahead` bytes further and these keys' values (rows of v_bytes, v_row bytes apart) are brought nearer.
-template <typename T, int ROWS, typename Element>
+// One vector of scores: keys of ROWS rows, n_keys of them unless the vector is WHOLE; the lanes beyond repeat the first
+// key. Meanwhile the keys `ahead` bytes further and these keys' values (rows of v_bytes, v_row bytes apart) are brought
+// nearer.
+template <typename T, int ROWS, bool WHOLE, typename Element>
 FASTATTN_INLINE void dot_tile(T* scores, const T* q, const Element* k, std::ptrdiff_t k_stride, std::ptrdiff_t n_keys,
                               std::ptrdiff_t head_dim, std::ptrdiff_t ahead, const char* v, std::ptrdiff_t v_row,
                               std::ptrdiff_t v_bytes) {
-    constexpr int n = lanes_of<T>, keys = n / ROWS;
+    constexpr int n = lanes_of<T>, keys = n / ROWS, size = sizeof(Element);
     constexpr int together = keys < keys_together<Element> ? keys : keys_together<Element>;
     const std::ptrdiff_t width = (head_dim + n - 1) / n * n, whole = head_dim / n * n;
-    Vector<T> parts[n] = {};
+    Vector<T> parts[n];
     FASTATTN_UNROLL
     for (int first = 0; first < keys; first += together) {
         const Element* row[together];
+        const char* value[together];
+        Vector<T> sums[together * ROWS] = {};
         FASTATTN_UNROLL
         for (int j = 0; j < together; ++j) {
-            row[j] = k + (first + j < n_keys ? first + j : 0) * k_stride;
-            if (first + j < n_keys) prefetch_bytes(v + (first + j) * v_row, v_bytes);
+            const bool there = WHOLE || first + j < n_keys;
+            row[j] = k + (there ? first + j : 0) * k_stride;
+            value[j] = v + (there ? first + j : 0) * v_row;
+            if (!crosswise && there) prefetch_bytes(value[j], v_bytes);
         }
-        for (std::ptrdiff_t d = 0; d < whole; d += n) {
-            if (d * std::ptrdiff_t(sizeof(Element)) % 64 == 0) {
-                FASTATTN_UNROLL
-                for (int j = 0; j < together; ++j) prefetch((const char*)(row[j] + d) + ahead);
-            }
+        const auto add_column = [&](std::ptrdiff_t d, bool new_line) FASTATTN_INLINE_LAMBDA {
             FASTATTN_UNROLL
             for (int j = 0; j < together; ++j) {
+                if (new_line) prefetch((const char*)(row[j] + d) + ahead);
+                if (crosswise && new_line && d * size < v_bytes) prefetch(value[j] + d * size);
                 const Vector<T> x = load_as<T>(row[j] + d);
-                Vector<T>* sums = parts + (first + j) * ROWS;
                 FASTATTN_UNROLL
-                for (int r = 0; r < ROWS; ++r) sums[r] = sums[r] + x * load(q + r * width + d);
+                for (int r = 0; r < ROWS; ++r)
+                    sums[j * ROWS + r] = sums[j * ROWS + r] + x * load(q + r * width + d);
             }
-        }
+        };
+        std::ptrdiff_t d = 0;
+        if constexpr (crosswise)
+            for (; d + 4 * n <= whole; d += 4 * n) {
+                add_column(d, true);
+                add_column(d + n, n * size % 64 == 0);
+                add_column(d + 2 * n, 2 * n * size % 64 == 0);
+                add_column(d + 3 * n, n * size % 64 == 0);
+            }
+        for (; d < whole; d += n) add_column(d, d * size % 64 == 0);
         if (whole < head_dim) {
             FASTATTN_UNROLL
             for (int j = 0; j < together; ++j) {
+                if (crosswise && whole * size < v_bytes) prefetch(value[j] + whole * size);
                 const Vector<T> x = load_partial<T>(row[j] + whole, head_dim - whole);
-                Vector<T>* sums = parts + (first + j) * ROWS;
                 FASTATTN_UNROLL
-                for (int r = 0; r < ROWS; ++r) sums[r] = sums[r] + x * load(q + r * width + whole);
+                for (int r = 0; r < ROWS; ++r)
+                    sums[j * ROWS + r] = sums[j * ROWS + r] + x * load(q + r * width + whole);
             }
         }
+        FASTATTN_UNROLL
+        for (int i = 0; i < together * ROWS; ++i) parts[first * ROWS + i] = sums[i];
         keep_order();
     }
     store(scores, sum_each<T>(parts));
@@ -164,33 +184,47 @@ FASTATTN_NOINLINE void dot_rows(T* scores, std::ptrdiff_t scores_stride, const T
     constexpr int keys = lanes_of<T> / ROWS;
     for (const Run* run = runs; run != runs + n_runs; ++run) {
         T* const first = scores + run->head * scores_stride + run->first * ROWS;
-        for (std::ptrdiff_t key = 0; key < run->n_keys; key += keys)
-            dot_tile<T, ROWS>(first + key * ROWS, q + run->head * q_stride, (const Element*)run->k + key * k_stride,
-                              k_stride, run->n_keys - key, head_dim, run->k_ahead, (const char*)run->v + key * v_row,
-                              v_row, v_bytes);
+        const auto score_keys = [&](std::ptrdiff_t key, auto whole) FASTATTN_INLINE_LAMBDA {
+            dot_tile<T, ROWS, whole>(first + key * ROWS, q + run->head * q_stride,
+                                     (const Element*)run->k + key * k_stride, k_stride, run->n_keys - key, head_dim,
+                                     run->k_ahead, (const char*)run->v + key * v_row, v_row, v_bytes);
+        };
+        std::ptrdiff_t key = 0;
+        for (; key + keys <= run->n_keys; key += keys) score_keys(key, std::true_type{});
+        if (key < run->n_keys) score_keys(key, std::false_type{});
     }
 }
 
+// Registers that a weighted tile sums in: those of one row may be eight features apart at most, so that the hardware
+// follows them.
+template <int ROWS>
+constexpr int most_sums = crosswise && ROWS > 1 ? 16 : 8;
+
 // HELD of the rows: sums (HELD, VECTORS registers) = sums * rescale[row] + weights^T @ the values of every `step`-th
-// run, one head's, of which each row is read from `feature` on. weights (keys of the block, ROWS).
+// run, one head's, of which each row is read from `feature` on. weights (keys of the block, ROWS). The same part of rows
+// of later_bytes, later_row bytes apart, is brought nearer.
 template <typename T, int ROWS, int HELD, int VECTORS, typename Element>
 FASTATTN_INLINE void weighted_tile(T* sums, std::ptrdiff_t sums_stride, const T* weights, const Element*,
                                    std::ptrdiff_t feature, const Run* runs, const Run* end, int step,
-                                   std::ptrdiff_t v_stride, const T* rescale) {
-    constexpr int n = lanes_of<T>;
+                                   std::ptrdiff_t v_stride, std::ptrdiff_t later_row, std::ptrdiff_t later_bytes,
+                                   const T* rescale) {
+    constexpr int n = lanes_of<T>, size = sizeof(Element);
     Vector<T> block[HELD][VECTORS] = {};
     for (const Run* run = runs; run < end; run += step) {
         const T* weight_row = weights + run->first * ROWS;
         const Element* row = (const Element*)run->v + feature;
+        const char* later = run->later + feature * size;
         FASTATTN_UNROLL_TWICE
-        for (std::ptrdiff_t key = 0; key < run->n_keys; ++key, row += v_stride, weight_row += ROWS) {
+        for (std::ptrdiff_t key = 0; key < run->n_keys;
+             ++key, row += v_stride, weight_row += ROWS, later += later_row) {
+            if (feature * size < later_bytes) {
+                FASTATTN_UNROLL
+                for (int c = 0; c < VECTORS; ++c)
+                    if (c * n * size % 64 == 0) prefetch(later + c * n * size);
+            }
             Vector<T> value[VECTORS];
             FASTATTN_UNROLL
-            for (int c = 0; c < VECTORS; ++c) {
-                if constexpr (sizeof(Element) == 1)
-                    if (run->v_ahead && c * n % 64 == 0) prefetch((const char*)(row + c * n) + run->v_ahead);
-                value[c] = load_as<T>(row + c * n);
-            }
+            for (int c = 0; c < VECTORS; ++c) value[c] = load_as<T>(row + c * n);
             FASTATTN_UNROLL
             for (int r = 0; r < HELD; ++r) {
                 const Vector<T> weight = broadcast(weight_row[r]);
@@ -212,17 +246,21 @@ FASTATTN_INLINE void weighted_tile(T* sums, std::ptrdiff_t sums_stride, const T*
 
 template <typename T, int ROWS, typename Element>
 FASTATTN_NOINLINE void weighted_rows(T* sums, const T* weights, const Element* kind, const Run* runs, const Run* end,
-                                     int step, std::ptrdiff_t v_stride, std::ptrdiff_t n_features, const T* rescale) {
-    constexpr int n = lanes_of<T>, held = ROWS < 4 ? ROWS : 4, most = 8 / held;
+                                     int step, std::ptrdiff_t v_stride, std::ptrdiff_t n_features,
+                                     std::ptrdiff_t later_row, std::ptrdiff_t later_bytes, const T* rescale) {
+    constexpr int n = lanes_of<T>, held = ROWS < 4 ? ROWS : 4, most = most_sums<ROWS> / held;
     std::ptrdiff_t feature = 0;
-    for (; feature + most * n <= n_features; feature += most * n)
-        for (int r = 0; r < ROWS; r += held)
-            weighted_tile<T, ROWS, held, most>(sums + r * n_features + feature, n_features, weights + r, kind, feature,
-                                               runs, end, step, v_stride, rescale + r);
-    for (; feature + n <= n_features; feature += n)
-        for (int r = 0; r < ROWS; r += held)
-            weighted_tile<T, ROWS, held, 1>(sums + r * n_features + feature, n_features, weights + r, kind, feature,
-                                            runs, end, step, v_stride, rescale + r);
+    const auto sum_features = [&](auto vectors) FASTATTN_INLINE_LAMBDA {
+        for (; feature + vectors * n <= n_features; feature += vectors * n)
+            for (int r = 0; r < ROWS; r += held)
+                weighted_tile<T, ROWS, held, vectors>(sums + r * n_features + feature, n_features, weights + r, kind,
+                                                      feature, runs, end, step, v_stride, later_row,
+                                                      r == 0 ? later_bytes : 0, rescale + r);
+    };
+    sum_features(std::integral_constant<int, most>{});
+    if constexpr (most > 4) sum_features(std::integral_constant<int, 4>{});
+    if constexpr (most > 2) sum_features(std::integral_constant<int, 2>{});
+    sum_features(std::integral_constant<int, 1>{});
     if (feature == n_features) return;
     // What is left is less than a vector. Vectors all the same: of scalars the compiler would round products and sums
     // apart, or not, as it sees fit.
@@ -379,10 +417,12 @@ inline void multiply_weights(int rows, T* weights, const T* scales, std::ptrdiff
 
 template <typename T>
 inline void decode_values(int rows, T* sums, const T* weights, const Run* runs, int n_runs, int n_heads, int kind,
-                          std::ptrdiff_t v_stride, std::ptrdiff_t n_features, const T* rescale) {
+                          std::ptrdiff_t v_stride, std::ptrdiff_t n_features, std::ptrdiff_t later_row,
+                          std::ptrdiff_t later_bytes, const T* rescale) {
     with_element<T>(kind, nullptr, [=](auto element) {
 #define CALL(ROWS)                                                                                   \
-    weighted_rows<T, ROWS>(sums, weights, element, runs, runs + n_runs, n_heads, v_stride, n_features, rescale)
+    weighted_rows<T, ROWS>(sums, weights, element, runs, runs + n_runs, n_heads, v_stride, n_features, later_row, \
+                           later_bytes, rescale)
         FASTATTN_FOR_ROWS(CALL)
 #undef CALL
     });

@@ -141,7 +141,8 @@ cdef void weigh_values(const Problem* problem, const Decoding* decoding, const D
                         <real*>NULL if content == block_open else bias)
         return
     decode_values(rows, state, <const real*>scores, &block.runs[head], block.n_runs - head, block.n_heads,
-                  block.v_kind, block.v_stride, problem.value_dim, <const real*>rescale)
+                  block.v_kind, block.v_stride, problem.value_dim, block.later_row, block.later_bytes,
+                  <const real*>rescale)
 
 
 cdef void decode_keys(const Problem* problem, const Entry* entry, const Decoding* decodings, DecodeBlock* block,

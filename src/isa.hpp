@@ -32,10 +32,12 @@
 #define FASTATTN_VECTOR_EXTENSION 1
 #define FASTATTN_NOINLINE __attribute__((noinline))
 #define FASTATTN_INLINE inline __attribute__((always_inline))
+#define FASTATTN_INLINE_LAMBDA __attribute__((always_inline))
 #else
 #define FASTATTN_VECTOR_EXTENSION 0
 #define FASTATTN_NOINLINE
 #define FASTATTN_INLINE inline
+#define FASTATTN_INLINE_LAMBDA
 #endif
 
 #if defined(__GNUC__) && !defined(__clang__)

@@ -21,6 +21,7 @@ cdef struct DecodeBlock:
     int k_kind, v_kind              # element kinds of the rows
     Py_ssize_t k_stride, v_stride   # elements from row to row
     Py_ssize_t v_row, v_bytes       # bytes from row to row and of one row to bring nearer while the keys are read
+    Py_ssize_t later_row, later_bytes   # and while values are summed
     Py_ssize_t ahead                # runs from one to that which it brings nearer, 0: rows beyond its own end
     Py_ssize_t places_ahead[most_heads_together]    # the same for each head: pages or pieces of a view,
     Py_ssize_t heads_ahead[most_heads_together]     # and heads
@@ -40,7 +41,7 @@ cdef inline Py_ssize_t row_bytes(const Tensor* tensor, Py_ssize_t n_elements) no
 
 cdef inline Py_ssize_t prefetch_distance(int kind) noexcept nogil:
     """Bytes of keys that lie side by side."""
-    return 1024 if item_bits(kind) >= 2 else 1536
+    return 4096 if crosswise else 1024 if item_bits(kind) >= 2 else 1536
 
 
 cdef struct Place:                  # of a key: with pages its page, counted within the entry, and its row there
@@ -71,17 +72,32 @@ cdef inline Py_ssize_t run_length(const Problem* problem, const Place* place, in
     return run_of_view if n_heads > 1 else decode_block
 
 
-cdef inline Py_ssize_t bytes_to_next_head(const Problem* problem, const Tensor* tensor, const Entry* entry,
-                                          const Place* place, int head, int team) noexcept nogil:
-    """From a key's row to that of the next head, from the last head's to the first one's in the next block."""
+cdef inline Place next_block(const Problem* problem, const Place* place) noexcept nogil:
+    """The key that comes a block later."""
     cdef Place later
-    if head + 1 < team:
-        return tensor.head
-    later = place_of(problem, place.key + decode_block)
+    later.key, later.page, later.row = place.key + decode_block, 0, 0
+    if problem.pages != NULL:
+        later.page = place.page + decode_block // problem.page_size
+        later.row = place.row + decode_block % problem.page_size
+        if later.row >= problem.page_size:
+            later.page, later.row = later.page + 1, later.row - problem.page_size
+    return later
+
+
+cdef inline const char* later_rows(const Problem* problem, const Entry* entry, Py_ssize_t kv_head,
+                                   const DecodeBlock* block, const Place* place, int head) noexcept nogil:
+    """What to bring nearer while a run's values are summed: its head's next keys, or in int8 without these the values
+    of the next head and of the last head those of the first one in the next block. At the end these values again."""
+    cdef Place later = next_block(problem, place)
+    if block.later_bytes == 0 or crosswise and later.key >= entry.n_keys:
+        return row_at(problem, &problem.v, entry, kv_head, place)
+    if crosswise:
+        return row_at(problem, &problem.k, entry, kv_head, &later)
+    if head + 1 < block.team:
+        return row_at(problem, &problem.v, entry, kv_head + 1, place)
     if later.key >= entry.n_keys:
-        return 0
-    return (row_at(problem, tensor, entry, 0, &later) - row_at(problem, tensor, entry, 0, place)
-            - head * tensor.head)
+        return row_at(problem, &problem.v, entry, kv_head, place)
+    return row_at(problem, &problem.v, entry, kv_head - head, &later)
 
 
 cdef inline Py_ssize_t bytes_ahead(const Problem* problem, const Tensor* tensor, const Entry* entry,
@@ -153,10 +169,15 @@ cdef void begin_blocks(const Problem* problem, int team, int at_once, bint caref
     block.k_stride = problem.k.row >> item_bits(problem.k.kind)
     block.v_stride = problem.v.row >> item_bits(problem.v.kind)
     block.v_row, block.v_bytes = problem.v.row, 0
+    block.later_row, block.later_bytes = problem.v.row, 0
     # Values come nearer while their keys are read. In int8, where converting keys takes longer than reading them, a
     # team brings each head's nearer while it sums those of the head before.
-    if block.v_in_place and (team == 1 or not block.v_scaled):
+    if block.v_in_place and (crosswise or team == 1 or not block.v_scaled):
         block.v_bytes = row_bytes(&problem.v, problem.value_dim)
+    elif block.v_in_place:
+        block.later_bytes = row_bytes(&problem.v, problem.value_dim)
+    if crosswise and block.k_in_place and block.v_in_place:
+        block.later_row, block.later_bytes = problem.k.row, row_bytes(&problem.k, problem.head_dim)
     block.ahead = 0
     if problem.pages != NULL or team > 1:
         block.ahead = team_distance // max(1, row_bytes(&problem.k, keys * problem.head_dim)) + 1
@@ -191,7 +212,7 @@ cdef void fetch_runs(const Problem* problem, const Entry* entry, Py_ssize_t kv_h
         for head in range(block.n_heads):
             run = &block.runs[block.n_runs]
             run.head, run.first, run.n_keys = head, place.key - block.start, end - place.key
-            run.k_ahead = run.v_ahead = 0
+            run.k_ahead = 0
             factors = scales + 2 * head * scales_size(scales)
             if block.k_in_place:
                 run.k = row_at(problem, &problem.k, entry, kv_head + head, &place)
@@ -200,11 +221,10 @@ cdef void fetch_runs(const Problem* problem, const Entry* entry, Py_ssize_t kv_h
                 run.k = k + run.first * block.k_stride
             if block.v_in_place:
                 run.v = row_at(problem, &problem.v, entry, kv_head + head, &place)
-                if block.v_bytes == 0:
-                    run.v_ahead = bytes_to_next_head(problem, &problem.v, entry, &place, block.first_head + head,
-                                                     block.team)
+                run.later = later_rows(problem, entry, kv_head + head, block, &place, block.first_head + head)
             else:
                 run.v = v + run.first * block.v_stride
+                run.later = <const char*>run.v
             if block.k_scaled:
                 fetch_scales(problem, &problem.k_scales, entry, kv_head, &place, run, block, factors)
             if block.v_scaled:

@@ -62,15 +62,17 @@ cdef extern from "mask.hpp" nogil:
     void expand_hidden[T](T* bias, const int8_t* hidden, Py_ssize_t count)
 
 cdef extern from "decode.hpp" nogil:
+    bint crosswise
     int decode_rows[T](const T* kind)
     int vector_lanes[T](const T* kind)
     void prefetch_lines(const char** rows, int n_rows, Py_ssize_t first, Py_ssize_t last)
     void prefetch_rows[T](const T* rows, Py_ssize_t stride, Py_ssize_t n_rows, Py_ssize_t n_columns)
     cdef struct Run:
         int head
-        Py_ssize_t first, n_keys, k_ahead, v_ahead
+        Py_ssize_t first, n_keys, k_ahead
         const void* k
         const void* v
+        const char* later
 
     void decode_scores[T](int rows, T* scores, Py_ssize_t scores_stride, const T* q, Py_ssize_t q_stride,
                           const Run* runs, int n_runs, int kind, Py_ssize_t k_stride, Py_ssize_t head_dim,
@@ -83,7 +85,8 @@ cdef extern from "decode.hpp" nogil:
                             const T* bias)
     bint scale_sums[T](T* sums, Py_ssize_t count, T factor)
     void decode_values[T](int rows, T* sums, const T* weights, const Run* runs, int n_runs, int n_heads, int kind,
-                          Py_ssize_t v_stride, Py_ssize_t n_features, const T* rescale)
+                          Py_ssize_t v_stride, Py_ssize_t n_features, Py_ssize_t later_row, Py_ssize_t later_bytes,
+                          const T* rescale)
 
 cdef extern from "scratch.hpp" nogil:
     char* take_scratch(size_t size)
