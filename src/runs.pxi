@@ -8,7 +8,7 @@ cdef enum:
     run_of_view = 8                 # keys of a run where heads lie between one another without pages
 
 cdef Py_ssize_t team_distance = 8192        # bytes of keys of a team
-cdef Py_ssize_t large_block = 256 << 10     # bytes of keys and values: half a usual second-level cache
+cdef Py_ssize_t large_block = (512 if crosswise else 256) << 10     # bytes: half a usual second-level cache
 cdef Py_ssize_t long_run = 16 << 10         # bytes of keys that are read at full speed by themselves
 
 cdef struct DecodeBlock:
@@ -28,6 +28,7 @@ cdef struct DecodeBlock:
     Py_ssize_t start, end           # keys
     int n_runs
     Run runs[decode_block * most_heads_together]
+    const char* later[decode_block * most_heads_together]   # of each run's head: rows to bring nearer
 
 
 cdef inline int item_bits(int kind) noexcept nogil:
@@ -86,18 +87,29 @@ cdef inline Place next_block(const Problem* problem, const Place* place) noexcep
 
 cdef inline const char* later_rows(const Problem* problem, const Entry* entry, Py_ssize_t kv_head,
                                    const DecodeBlock* block, const Place* place, int head) noexcept nogil:
-    """What to bring nearer while a run's values are summed: its head's next keys, or in int8 without these the values
-    of the next head and of the last head those of the first one in the next block. At the end these values again."""
-    cdef Place later = next_block(problem, place)
-    if block.later_bytes == 0 or crosswise and later.key >= entry.n_keys:
+    """What to bring nearer while values are summed: a head's next keys, or in int8 without these the values of the
+    next head, after the last head those of the first one in the next block. Where nothing follows, these values."""
+    cdef Place later
+    if not crosswise and head + 1 < block.team:
+        return row_at(problem, &problem.v, entry, kv_head + 1, place)
+    later = next_block(problem, place)
+    if block.later_bytes == 0 or later.key >= entry.n_keys:
         return row_at(problem, &problem.v, entry, kv_head, place)
     if crosswise:
         return row_at(problem, &problem.k, entry, kv_head, &later)
-    if head + 1 < block.team:
-        return row_at(problem, &problem.v, entry, kv_head + 1, place)
-    if later.key >= entry.n_keys:
-        return row_at(problem, &problem.v, entry, kv_head, place)
     return row_at(problem, &problem.v, entry, kv_head - head, &later)
+
+
+cdef void hand_out_later(DecodeBlock* block) noexcept nogil:
+    """Which run brings which rows nearer. Values are summed head by head, but the next keys of all heads come nearer in
+    the order of memory."""
+    cdef int head, run, turn = 0
+    for head in range(block.n_heads):
+        run = head
+        while run < block.n_runs:
+            block.runs[run].later = block.later[turn if crosswise else run]
+            turn += 1
+            run += block.n_heads
 
 
 cdef inline Py_ssize_t bytes_ahead(const Problem* problem, const Tensor* tensor, const Entry* entry,
@@ -144,13 +156,13 @@ cdef inline void pad_scales(real* scales, Py_ssize_t n_keys) noexcept nogil:
 
 cdef int heads_at_once(const Problem* problem, int team) noexcept nogil:
     """Heads of a team whose keys are read before any of their values are summed: all of them, but in pages no more than
-    make a long run, unless each head's values come nearer while those of the head before are summed, as in int8."""
+    make a long run, unless something comes nearer while values are summed, as it does crosswise and in int8."""
     cdef Py_ssize_t most
     if problem.pages == NULL:
         return team
     most = large_block // max(1, row_bytes(&problem.k, decode_block * problem.head_dim)
                               + row_bytes(&problem.v, decode_block * problem.value_dim))
-    if problem.v.kind != kind_int8:
+    if not crosswise and problem.v.kind != kind_int8:
         most = min(most, long_run // max(1, row_bytes(&problem.k, problem.page_size * problem.head_dim)))
     return <int>max(1, min(team, most))
 
@@ -221,10 +233,11 @@ cdef void fetch_runs(const Problem* problem, const Entry* entry, Py_ssize_t kv_h
                 run.k = k + run.first * block.k_stride
             if block.v_in_place:
                 run.v = row_at(problem, &problem.v, entry, kv_head + head, &place)
-                run.later = later_rows(problem, entry, kv_head + head, block, &place, block.first_head + head)
+                block.later[block.n_runs] = later_rows(problem, entry, kv_head + head, block, &place,
+                                                       block.first_head + head)
             else:
                 run.v = v + run.first * block.v_stride
-                run.later = <const char*>run.v
+                block.later[block.n_runs] = <const char*>run.v
             if block.k_scaled:
                 fetch_scales(problem, &problem.k_scales, entry, kv_head, &place, run, block, factors)
             if block.v_scaled:
@@ -232,6 +245,7 @@ cdef void fetch_runs(const Problem* problem, const Entry* entry, Py_ssize_t kv_h
                              factors + scales_size(scales))
             block.n_runs += 1
         place.key, place.page, place.row = end, place.page + 1, 0
+    hand_out_later(block)
     if block.k_scaled or block.v_scaled:
         for head in range(2 * block.n_heads):
             pad_scales(scales + head * scales_size(scales), n_keys)
