@@ -116,8 +116,8 @@ struct Run {
 template <typename Element>
 constexpr int keys_together = sizeof(Element) == 1 ? 4 : sizeof(Element) == 2 ? 2 : 1;
 
-// One vector of scores: keys of ROWS rows, n_keys of them unless the vector is WHOLE; the lanes beyond repeat the first
-// key. Meanwhile the keys `ahead` bytes further and these keys' values (rows of v_bytes, v_row bytes apart) are brought
+// One vector of scores: keys of ROWS rows, n_keys of them unless the vector is WHOLE; the lanes beyond hold anything.
+// Meanwhile the keys `ahead` bytes further and these keys' values (rows of v_bytes, v_row bytes apart) are brought
 // nearer.
 template <typename T, int ROWS, bool WHOLE, typename Element>
 FASTATTN_INLINE void dot_tile(T* scores, const T* q, const Element* k, std::ptrdiff_t k_stride, std::ptrdiff_t n_keys,
@@ -132,6 +132,11 @@ FASTATTN_INLINE void dot_tile(T* scores, const T* q, const Element* k, std::ptrd
         const Element* row[together];
         const char* value[together];
         Vector<T> sums[together * ROWS] = {};
+        if (!WHOLE && first >= n_keys) {
+            FASTATTN_UNROLL
+            for (int i = 0; i < together * ROWS; ++i) parts[first * ROWS + i] = sums[i];
+            continue;
+        }
         FASTATTN_UNROLL
         for (int j = 0; j < together; ++j) {
             const bool there = WHOLE || first + j < n_keys;
