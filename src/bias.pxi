@@ -46,7 +46,7 @@ cdef BlockContent transpose_block(const Tensor* tensor, const Entry* entry, cons
     if content != block_mixed:
         return content
     if n_lanes == panel_lanes(block):
-        pack_rows(block, <const real**>row, n_keys, <real>1)
+        pack_rows(n_lanes // vector_lanes(block), block, <const real**>row, n_keys, <real>1)
         return block_mixed
     for lane in range(n_lanes):
         for key in range(n_keys):

@@ -49,7 +49,8 @@ cdef void pack_queries(const Problem* problem, const Entry* entry, Lanes* lanes,
     """panel (head_dim, lanes) = the lanes' queries transposed, with the scale's sign; `converted` is scratch.
     In pairs they fill (words, lanes), half as many."""
     cdef const real* rows[max_lanes]
-    cdef int lane, n_lanes = panel_lanes(panel), kind = kind_bfloat16_pairs if problem.pairs else problem.q.kind
+    cdef int lane, n_lanes = lanes.vectors * vector_lanes(panel)
+    cdef int kind = kind_bfloat16_pairs if problem.pairs else problem.q.kind
     cdef char* source
     for lane in range(n_lanes):
         source = row_of(&problem.q, entry.index, lanes.head[lane], entry.first_query + lanes.query[lane])
@@ -61,9 +62,9 @@ cdef void pack_queries(const Problem* problem, const Entry* entry, Lanes* lanes,
     lanes.subnormal = problem.pairs and any_subnormal_pair(<const real*>converted, problem.head_dim, n_lanes,
                                                            n_words_of(problem))
     if problem.pairs:
-        pack_words(panel, <const real**>rows, n_words_of(problem))
+        pack_words(lanes.vectors, panel, <const real**>rows, n_words_of(problem))
     else:
-        pack_rows(panel, <const real**>rows, problem.head_dim, narrowed(problem.query_factor, panel))
+        pack_rows(lanes.vectors, panel, <const real**>rows, problem.head_dim, narrowed(problem.query_factor, panel))
 
 
 cdef void close_softmax(const Problem* problem, const Entry* entry, const Lanes* lanes, const real* maximum,
@@ -102,9 +103,9 @@ cdef bint finish_panel(const Problem* problem, const Entry* entry, const Lanes* 
     cdef real* total = maximum + 2 * n_lanes
     cdef real* factor = total + n_lanes
     cdef real* finite = factor + n_lanes
-    cdef bint any_unusual = False
+    cdef bint usual
     cdef char* target
-    if problem.sinks != NULL or problem.lse.data != NULL or not reciprocals(factor, total):
+    if problem.sinks != NULL or problem.lse.data != NULL or not reciprocals(lanes.vectors, factor, total):
         close_softmax(problem, entry, lanes, maximum, total, factor)
     for lane in range(lanes.count):
         target = row_of(&problem.out, entry.index, lanes.head[lane], entry.first_query + lanes.query[lane])
@@ -112,13 +113,13 @@ cdef bint finish_panel(const Problem* problem, const Entry* entry, const Lanes* 
                       else converted + lane * problem.value_dim)
         if careful:
             factor[lane] /= <real>guard
-    unpack_rows(rows, lanes.count, state, problem.value_dim, factor, finite)
+    usual = unpack_rows(rows, lanes.count, state, problem.value_dim, factor, finite)
     for lane in range(lanes.count):
         if not problem.out.direct and (not careful or unusual[lane]):
             target = row_of(&problem.out, entry.index, lanes.head[lane], entry.first_query + lanes.query[lane])
             store_row(target, problem.out.column, rows[lane], problem.value_dim, problem.out.kind)
-    if not careful:
-        for lane in range(lanes.count):
-            unusual[lane] = finite[lane] != 0
-            any_unusual |= unusual[lane]
-    return any_unusual
+    if careful or usual:
+        return False
+    for lane in range(lanes.count):
+        unusual[lane] = finite[lane] != 0
+    return True

@@ -285,13 +285,13 @@ FASTATTN_NOINLINE bool all_finite(const T* rows, std::ptrdiff_t stride, std::ptr
     return rest == T(0);
 }
 
-// panel (n_columns, lanes) = the rows (lanes of them, n_columns each, contiguous) transposed and, when SCALED,
-// multiplied; else they are moved as they are.
+// panel (n_columns, lanes) = the rows (`vectors` registers of them, n_columns each, contiguous) transposed and, when
+// SCALED, multiplied; else they are moved as they are.
 template <typename T, bool SCALED, int LANES = panel_lanes_of<T>>
-FASTATTN_NOINLINE void pack_rows_of(T* panel, const T* const* rows, std::ptrdiff_t n_columns, T factor) {
+FASTATTN_NOINLINE void pack_rows_of(int vectors, T* panel, const T* const* rows, std::ptrdiff_t n_columns, T factor) {
     constexpr int n = lanes_of<T>;
     const Vector<T> scale = broadcast<T>(factor);
-    for (int group = 0; group < LANES; group += n) {
+    for (int group = 0; group < vectors * n; group += n) {
         std::ptrdiff_t column = 0;
         for (; column + n <= n_columns; column += n) {
             Vector<T> square[n];
@@ -309,22 +309,23 @@ FASTATTN_NOINLINE void pack_rows_of(T* panel, const T* const* rows, std::ptrdiff
 }
 
 template <typename T>
-inline void pack_rows(T* panel, const T* const* rows, std::ptrdiff_t n_columns, T factor) {
-    pack_rows_of<T, true>(panel, rows, n_columns, factor);
+inline void pack_rows(int vectors, T* panel, const T* const* rows, std::ptrdiff_t n_columns, T factor) {
+    pack_rows_of<T, true>(vectors, panel, rows, n_columns, factor);
 }
 
 template <typename T>
-inline void pack_words(T* panel, const T* const* rows, std::ptrdiff_t n_words) {
-    pack_rows_of<T, false>(panel, rows, n_words, T(1));
+inline void pack_words(int vectors, T* panel, const T* const* rows, std::ptrdiff_t n_words) {
+    pack_rows_of<T, false>(vectors, panel, rows, n_words, T(1));
 }
 
 // The reverse: rows[lane] (contiguous, n_rows of them are written) = factor[lane] * panel[:, lane]. Of those lanes,
-// finite[lane] becomes 0 where all of the panel is finite and NaN where it is not.
+// finite[lane] becomes 0 where all of the panel is finite and NaN where it is not. Returns whether all are finite.
 template <typename T, int LANES = panel_lanes_of<T>>
-FASTATTN_NOINLINE void unpack_rows(T* const* rows, int n_rows, const T* panel, std::ptrdiff_t n_columns,
+FASTATTN_NOINLINE bool unpack_rows(T* const* rows, int n_rows, const T* panel, std::ptrdiff_t n_columns,
                                    const T* factor, T* finite) {
     constexpr int n = lanes_of<T>;
-    const Vector<T> zero = broadcast<T>(T(0));
+    const Vector<T> zero = broadcast<T>(T(0)), one = broadcast<T>(T(1));
+    bool all = true;
     for (int group = 0; group < LANES && group < n_rows; group += n) {
         const Vector<T> scale = load(factor + group);
         Vector<T> found = zero;
@@ -348,7 +349,9 @@ FASTATTN_NOINLINE void unpack_rows(T* const* rows, int n_rows, const T* panel, s
                 rows[group + i][column] = panel[column * LANES + group + i] * factor[group + i];
         }
         store(finite + group, found);
+        all &= !any_of<T>(bits_of<T>(select<T>(found == zero, zero, one)));
     }
+    return all;
 }
 
 }  // namespace

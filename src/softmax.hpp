@@ -77,11 +77,11 @@ inline void softmax_block(int vectors, T unit, T* scores, std::ptrdiff_t n_keys,
         exponentiate<T, 2>(unit, scores, n_keys, maximum, previous, total, rescale);
 }
 
-// factor (lanes) = 1 / total; false when some total is 0 and needs a closer look.
+// factor = 1 / total in all lanes of so many vectors; false when some total is 0 and needs a closer look.
 template <typename T>
-inline bool reciprocals(T* factor, const T* total) {
+inline bool reciprocals(int vectors, T* factor, const T* total) {
     bool none_zero = true;
-    for (int lane = 0; lane < panel_lanes_of<T>; ++lane) {
+    for (int lane = 0; lane < vectors * lanes_of<T>; ++lane) {
         factor[lane] = T(1) / total[lane];
         none_zero &= total[lane] != T(0);
     }

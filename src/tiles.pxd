@@ -24,7 +24,7 @@ cdef extern from "softmax.hpp" nogil:
     void raise_maximum[T](T* maximum, const T* scores, Py_ssize_t n_keys)
     void softmax_block[T](int vectors, T unit, T* scores, Py_ssize_t n_keys, T* maximum, const T* previous,
                           T* total, T* rescale)
-    bint reciprocals[T](T* factor, const T* total)
+    bint reciprocals[T](int vectors, T* factor, const T* total)
     void exclude_outside[T](T* scores, Py_ssize_t from_key, Py_ssize_t to_key, const T* first, const T* last)
     void value_selected[T](T* sums, const T* weights, const T* v, Py_ssize_t v_stride, Py_ssize_t n_keys,
                            Py_ssize_t n_features, const T* rescale, const T* first, const T* last, const T* bias)
@@ -49,9 +49,9 @@ cdef extern from "rows.hpp" nogil:
     void store_row[T](char* to, Py_ssize_t stride, const T* source, Py_ssize_t count, int kind)
     T narrowed[T](double x, const T* kind)
     bint all_finite[T](const T* rows, Py_ssize_t stride, Py_ssize_t n_rows, Py_ssize_t n_columns)
-    void pack_rows[T](T* panel, const T** rows, Py_ssize_t n_columns, T factor)
-    void pack_words[T](T* panel, const T** rows, Py_ssize_t n_words)
-    void unpack_rows[T](T** rows, int n_rows, const T* panel, Py_ssize_t n_columns, const T* factor,
+    void pack_rows[T](int vectors, T* panel, const T** rows, Py_ssize_t n_columns, T factor)
+    void pack_words[T](int vectors, T* panel, const T** rows, Py_ssize_t n_words)
+    bint unpack_rows[T](T** rows, int n_rows, const T* panel, Py_ssize_t n_columns, const T* factor,
                         T* finite)
 
 cdef extern from "mask.hpp" nogil:
