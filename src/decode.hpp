@@ -113,8 +113,8 @@ struct Run {
 
 // Keys whose dot products go side by side. Rows of few bytes are bound by the chain of additions, longer ones by
 // memory, whose prefetcher follows one row after the other.
-template <typename Element>
-constexpr int keys_together = sizeof(Element) == 1 ? 4 : sizeof(Element) == 2 ? 2 : 1;
+template <typename Element, int ROWS>
+constexpr int keys_together = sizeof(Element) == 1 ? 4 : sizeof(Element) == 2 && !(crosswise && ROWS == 1) ? 2 : 1;
 
 // One vector of scores: keys of ROWS rows, n_keys of them unless the vector is WHOLE; the lanes beyond hold anything.
 // Meanwhile the keys `ahead` bytes further and these keys' values (rows of v_bytes, v_row bytes apart) are brought
@@ -124,7 +124,7 @@ FASTATTN_INLINE void dot_tile(T* scores, const T* q, const Element* k, std::ptrd
                               std::ptrdiff_t head_dim, std::ptrdiff_t ahead, const char* v, std::ptrdiff_t v_row,
                               std::ptrdiff_t v_bytes) {
     constexpr int n = lanes_of<T>, keys = n / ROWS, size = sizeof(Element);
-    constexpr int together = keys < keys_together<Element> ? keys : keys_together<Element>;
+    constexpr int together = keys < keys_together<Element, ROWS> ? keys : keys_together<Element, ROWS>;
     const std::ptrdiff_t width = (head_dim + n - 1) / n * n, whole = head_dim / n * n;
     Vector<T> parts[n];
     FASTATTN_UNROLL
