@@ -31,8 +31,8 @@ cdef int heads_together(const Problem* problem) noexcept nogil:
     cdef Py_ssize_t apart = problem.k.entry if paged else problem.k.row, n_teams
     if not (problem.k.packed and problem.v.packed) or problem.n_keys < keys_worth_together:
         return 1
-    if (paged and problem.page_size > decode_block and problem.k.kind != kind_int8
-            and row_bytes(&problem.k, decode_block * problem.head_dim) < long_run):
+    if (paged and problem.page_size > decode_block(problem) and problem.k.kind != kind_int8
+            and row_bytes(&problem.k, decode_block(problem) * problem.head_dim) < long_run):
         return 1                    # head by head is no longer the order of memory, and the runs are short
     if max(problem.k.head, -problem.k.head) >= max(apart, -apart):
         return 1
@@ -52,19 +52,19 @@ cdef inline Py_ssize_t state_size(const Problem* problem, const real* kind) noex
 
 cdef inline Py_ssize_t scores_size(const real* kind) noexcept nogil:
     """Numbers of one head's scores of a block."""
-    return decode_block * decode_rows(kind) + vector_lanes(kind)
+    return most_decode_block * decode_rows(kind) + vector_lanes(kind)
 
 
 cdef inline Py_ssize_t bias_size(const Problem* problem, const real* kind) noexcept nogil:
     """Numbers of what is added to one head's scores of a block, and of what it is made from."""
-    return 2 * scores_size(kind) + decode_block * decode_rows(kind) if problem.has_bias else 0
+    return 2 * scores_size(kind) + most_decode_block * decode_rows(kind) if problem.has_bias else 0
 
 
 cdef size_t decode_scratch(const Problem* problem, int n_heads, const real* kind) noexcept nogil:
     """Numbers of scratch that one worker needs."""
     cdef size_t of_head = (query_size(problem, kind) + 2 * state_size(problem, kind) + scores_size(kind)
                            + 2 * scales_size(kind) + bias_size(problem, kind))
-    return n_heads * of_head + vector_lanes(kind) + decode_block * (problem.head_dim + problem.value_dim)
+    return n_heads * of_head + vector_lanes(kind) + most_decode_block * (problem.head_dim + problem.value_dim)
 
 
 cdef void place_decoding(const Problem* problem, const Entry* entry, Py_ssize_t kv_head, Decoding* decoding,
@@ -156,7 +156,7 @@ cdef void decode_keys(const Problem* problem, const Entry* entry, const Decoding
     cdef real* scales = scores + n_heads * scores_size(q)
     cdef real* bias = scales + 2 * n_heads * scales_size(q)
     cdef real* key_rows = bias + n_heads * bias_size(problem, q)
-    cdef real* value_rows = key_rows + decode_block * problem.head_dim
+    cdef real* value_rows = key_rows + most_decode_block * problem.head_dim
     cdef real* added
     cdef BlockContent contents[most_heads_together]
     cdef bint hidden = problem.has_bias
@@ -191,7 +191,7 @@ cdef void decode_chunk(const Problem* problem, const Entry* entry, const Decodin
         clear_state(problem, states + head * state_size(problem, q), decodings[head].rows)
     begin_blocks(problem, n_heads, at_once, careful, &block, q)
     while start < end:
-        block.start, block.end = start, min(end, start - start % decode_block + decode_block)
+        block.start, block.end = start, min(end, start - start % block.size + block.size)
         head = 0
         while head < n_heads:
             block.first_head, block.n_heads = head, min(at_once, n_heads - head)

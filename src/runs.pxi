@@ -3,7 +3,7 @@
 # lie, in any element type, and a run brings the rows nearer that come later.
 
 cdef enum:
-    decode_block = 64               # keys per softmax: their values are in the second-level cache when they are summed
+    most_decode_block = 128
     most_heads_together = 8
     run_of_view = 8                 # keys of a run where heads lie between one another without pages
 
@@ -12,6 +12,7 @@ cdef Py_ssize_t large_block = (512 if crosswise else 256) << 10     # bytes: hal
 cdef Py_ssize_t long_run = 16 << 10         # bytes of keys that are read at full speed by themselves
 
 cdef struct DecodeBlock:
+    Py_ssize_t size                 # keys of a block
     int team                        # heads that walk together
     int n_heads                     # some of them, whose keys are read before any values are summed
     int first_head                  # of these, counted in the team
@@ -27,8 +28,8 @@ cdef struct DecodeBlock:
     Py_ssize_t heads_ahead[most_heads_together]     # and heads
     Py_ssize_t start, end           # keys
     int n_runs
-    Run runs[decode_block * most_heads_together]
-    const char* later[decode_block * most_heads_together]   # of each run's head: rows to bring nearer
+    Run runs[most_decode_block * most_heads_together]
+    const char* later[most_decode_block * most_heads_together]   # of each run's head: rows to bring nearer
 
 
 cdef inline int item_bits(int kind) noexcept nogil:
@@ -38,6 +39,12 @@ cdef inline int item_bits(int kind) noexcept nogil:
 
 cdef inline Py_ssize_t row_bytes(const Tensor* tensor, Py_ssize_t n_elements) noexcept nogil:
     return n_elements << item_bits(tensor.kind)
+
+
+cdef inline Py_ssize_t decode_block(const Problem* problem) noexcept nogil:
+    """Keys per softmax: their values are in a cache when they are summed. Short rows need more keys before memory is
+    as busy as it can be, where it is kept busy at all."""
+    return 128 if crosswise and row_bytes(&problem.k, problem.head_dim) <= 128 else 64
 
 
 cdef inline Py_ssize_t prefetch_distance(int kind) noexcept nogil:
@@ -70,16 +77,16 @@ cdef inline Py_ssize_t run_length(const Problem* problem, const Place* place, in
     """Keys from one on that follow each other before it is the next head's turn."""
     if problem.pages != NULL:
         return problem.page_size - place.row
-    return run_of_view if n_heads > 1 else decode_block
+    return run_of_view if n_heads > 1 else most_decode_block
 
 
-cdef inline Place next_block(const Problem* problem, const Place* place) noexcept nogil:
+cdef inline Place next_block(const Problem* problem, Py_ssize_t size, const Place* place) noexcept nogil:
     """The key that comes a block later."""
     cdef Place later
-    later.key, later.page, later.row = place.key + decode_block, 0, 0
+    later.key, later.page, later.row = place.key + size, 0, 0
     if problem.pages != NULL:
-        later.page = place.page + decode_block // problem.page_size
-        later.row = place.row + decode_block % problem.page_size
+        later.page = place.page + size // problem.page_size
+        later.row = place.row + size % problem.page_size
         if later.row >= problem.page_size:
             later.page, later.row = later.page + 1, later.row - problem.page_size
     return later
@@ -92,7 +99,7 @@ cdef inline const char* later_rows(const Problem* problem, const Entry* entry, P
     cdef Place later
     if not crosswise and head + 1 < block.team:
         return row_at(problem, &problem.v, entry, kv_head + 1, place)
-    later = next_block(problem, place)
+    later = next_block(problem, block.size, place)
     if block.later_bytes == 0 or later.key >= entry.n_keys:
         return row_at(problem, &problem.v, entry, kv_head, place)
     if crosswise:
@@ -134,17 +141,20 @@ cdef inline Py_ssize_t bytes_ahead(const Problem* problem, const Tensor* tensor,
 cdef inline void fetch_scales(const Problem* problem, const Tensor* tensor, const Entry* entry, Py_ssize_t kv_head,
                               const Place* place, const Run* run, const DecodeBlock* block,
                               real* scales) noexcept nogil:
-    """Factors of a run's int8 rows. Those of a page are less than the hardware would fetch ahead by itself."""
+    """Factors of a run's int8 rows, and later ones are brought nearer: they are less than the hardware would fetch ahead
+    by itself."""
     cdef char* source = row_at(problem, tensor, entry, kv_head + run.head, place)
     load_row(scales + run.first, source, tensor.row, run.n_keys, kind_float32)
     if problem.pages != NULL:
         source += bytes_ahead(problem, tensor, entry, block, place, run.head)
-        prefetch_rows(<const float*>source, 0, 1, run.n_keys)
+    else:
+        source += run.n_keys * tensor.row
+    prefetch_rows(<const float*>source, 0, 1, run.n_keys)
 
 
 cdef inline Py_ssize_t scales_size(const real* kind) noexcept nogil:
     """Numbers of one head's factors of keys, and again of values."""
-    return decode_block + vector_lanes(kind)
+    return most_decode_block + vector_lanes(kind)
 
 
 cdef inline void pad_scales(real* scales, Py_ssize_t n_keys) noexcept nogil:
@@ -160,8 +170,8 @@ cdef int heads_at_once(const Problem* problem, int team) noexcept nogil:
     cdef Py_ssize_t most
     if problem.pages == NULL:
         return team
-    most = large_block // max(1, row_bytes(&problem.k, decode_block * problem.head_dim)
-                              + row_bytes(&problem.v, decode_block * problem.value_dim))
+    most = large_block // max(1, row_bytes(&problem.k, decode_block(problem) * problem.head_dim)
+                              + row_bytes(&problem.v, decode_block(problem) * problem.value_dim))
     if not crosswise and problem.v.kind != kind_int8:
         most = min(most, long_run // max(1, row_bytes(&problem.k, problem.page_size * problem.head_dim)))
     return <int>max(1, min(team, most))
@@ -172,6 +182,7 @@ cdef void begin_blocks(const Problem* problem, int team, int at_once, bint caref
     """What all blocks of a team have in common."""
     cdef Py_ssize_t keys = problem.page_size if problem.pages != NULL else run_of_view
     cdef int head
+    block.size = decode_block(problem)
     block.team, block.n_heads, block.careful = team, at_once, careful
     block.k_in_place, block.v_in_place = problem.k.packed and not careful, problem.v.packed and not careful
     block.k_scaled = block.k_in_place and problem.k.kind == kind_int8
@@ -201,7 +212,7 @@ cdef void begin_blocks(const Problem* problem, int team, int at_once, bint caref
 cdef void fetch_runs(const Problem* problem, const Entry* entry, Py_ssize_t kv_head, DecodeBlock* block,
                      real* key_rows, real* value_rows, real* scales) noexcept nogil:
     """The block's runs of the heads from kv_head on. Rows that cannot be read where they lie, for which there is one
-    head, are converted into key_rows (decode_block, D) and value_rows (decode_block, E). scales (heads, 2, scales_size)
+    head, are converted into key_rows (keys, D) and value_rows (keys, E). scales (heads, 2, scales_size)
     takes the codes'."""
     cdef Py_ssize_t end, n_keys = block.end - block.start
     cdef Place place = place_of(problem, block.start)
