@@ -8,6 +8,7 @@
 // codes' scales go into scores and weights, one multiplication per key instead of one per feature.
 #pragma once
 
+#include "prefetch.hpp"
 #include "rows.hpp"
 #include "softmax.hpp"
 
@@ -25,57 +26,6 @@ constexpr int decode_rows(const T*) {
 template <typename T>
 constexpr int vector_lanes(const T*) {
     return lanes_of<T>;
-}
-
-// Processors with vectors of 64 bytes ask for many lines at once. They are kept asking: a block's values come nearer
-// while its keys are read, and the next block's keys while its values are summed. Shorter vectors: docs/design.md.
-constexpr bool crosswise = vector_bytes == 64;
-
-// Inline, as all that call it must be: gcc drops calls of a function that only prefetches, as without effect.
-FASTATTN_INLINE void prefetch(const void* address) {
-#if defined(__GNUC__) || defined(__clang__)
-    __builtin_prefetch(address, 0, crosswise ? 3 : 2);
-#endif
-}
-
-FASTATTN_INLINE void prefetch_bytes(const char* start, std::ptrdiff_t count) {
-    for (std::ptrdiff_t i = 0; i < count; i += 64) prefetch(start + i);
-}
-
-template <typename T>
-FASTATTN_INLINE void prefetch_rows(const T* rows, std::ptrdiff_t stride, std::ptrdiff_t n_rows,
-                                   std::ptrdiff_t n_columns) {
-    for (std::ptrdiff_t row = 0; row < n_rows; ++row)
-        for (std::ptrdiff_t i = 0; i < n_columns; i += 64 / int(sizeof(T))) prefetch(rows + row * stride + i);
-}
-
-// Lines [first, last) of every row.
-FASTATTN_INLINE void prefetch_lines(const char* const* rows, int n_rows, std::ptrdiff_t first, std::ptrdiff_t last) {
-    for (std::ptrdiff_t line = first; line < last; ++line)
-        for (int row = 0; row < n_rows; ++row) prefetch(rows[row] + 64 * line);
-}
-
-// Keeps the compiler from interleaving rows: the hardware prefetcher follows one row after the other.
-FASTATTN_INLINE void keep_order() {
-#if defined(__GNUC__) || defined(__clang__)
-    __asm__ volatile("" ::: "memory");
-#endif
-}
-
-// Opaque, so that what is computed with it is rounded as with any vector: from lanes that it knows, the compiler makes
-// a product and a sum of their own in some places, and a fused one in others.
-template <typename T, typename Element>
-FASTATTN_INLINE Vector<T> load_partial(const Element* from, std::ptrdiff_t count) {
-    T numbers[lanes_of<T>] = {};
-    for (std::ptrdiff_t i = 0; i < count; ++i) numbers[i] = number_of<T>(from[i]);
-    return opaque<T>(load(numbers));
-}
-
-// sums (count, at most a vector) = sums * rescale + block
-template <typename T>
-FASTATTN_INLINE void add_partial(T* sums, std::ptrdiff_t count, T rescale, Vector<T> block) {
-    const Vector<T> sum = load_partial<T>(sums, count) * broadcast(rescale) + block;
-    for (std::ptrdiff_t i = 0; i < count; ++i) sums[i] = sum[i];
 }
 
 // Sums of LANES registers: lane i of the result is the sum over the lanes of parts[i].
@@ -190,9 +140,9 @@ FASTATTN_NOINLINE void dot_rows(T* scores, std::ptrdiff_t scores_stride, const T
     for (const Run* run = runs; run != runs + n_runs; ++run) {
         T* const first = scores + run->head * scores_stride + run->first * ROWS;
         const auto score_keys = [&](std::ptrdiff_t key, auto whole) FASTATTN_INLINE_LAMBDA {
-            dot_tile<T, ROWS, whole>(first + key * ROWS, q + run->head * q_stride,
-                                     (const Element*)run->k + key * k_stride, k_stride, run->n_keys - key, head_dim,
-                                     run->k_ahead, (const char*)run->v + key * v_row, v_row, v_bytes);
+            dot_tile<T, ROWS, decltype(whole)::value>(
+                first + key * ROWS, q + run->head * q_stride, (const Element*)run->k + key * k_stride, k_stride,
+                run->n_keys - key, head_dim, run->k_ahead, (const char*)run->v + key * v_row, v_row, v_bytes);
         };
         std::ptrdiff_t key = 0;
         for (; key + keys <= run->n_keys; key += keys) score_keys(key, std::true_type{});
@@ -200,14 +150,13 @@ FASTATTN_NOINLINE void dot_rows(T* scores, std::ptrdiff_t scores_stride, const T
     }
 }
 
-// Registers that a weighted tile sums in: those of one row may be eight features apart at most, so that the hardware
-// follows them.
+// Registers that a weighted tile sums in. Of one row eight: 128 features of 16 lanes.
 template <int ROWS>
-constexpr int most_sums = crosswise && ROWS > 1 ? 16 : 8;
+constexpr int most_sums = vector_bytes == 64 && ROWS > 1 ? 16 : 8;
 
 // HELD of the rows: sums (HELD, VECTORS registers) = sums * rescale[row] + weights^T @ the values of every `step`-th
-// run, one head's, of which each row is read from `feature` on. weights (keys of the block, ROWS). The same part of rows
-// of later_bytes, later_row bytes apart, is brought nearer.
+// run, one head's, of which each row is read from `feature` on. weights (keys of the block, ROWS). The same part of
+// later rows, of later_bytes and later_row bytes apart, is brought nearer.
 template <typename T, int ROWS, int HELD, int VECTORS, typename Element>
 FASTATTN_INLINE void weighted_tile(T* sums, std::ptrdiff_t sums_stride, const T* weights, const Element*,
                                    std::ptrdiff_t feature, const Run* runs, const Run* end, int step,
@@ -256,11 +205,12 @@ FASTATTN_NOINLINE void weighted_rows(T* sums, const T* weights, const Element* k
     constexpr int n = lanes_of<T>, held = ROWS < 4 ? ROWS : 4, most = most_sums<ROWS> / held;
     std::ptrdiff_t feature = 0;
     const auto sum_features = [&](auto vectors) FASTATTN_INLINE_LAMBDA {
-        for (; feature + vectors * n <= n_features; feature += vectors * n)
+        constexpr int together = decltype(vectors)::value;
+        for (; feature + together * n <= n_features; feature += together * n)
             for (int r = 0; r < ROWS; r += held)
-                weighted_tile<T, ROWS, held, vectors>(sums + r * n_features + feature, n_features, weights + r, kind,
-                                                      feature, runs, end, step, v_stride, later_row,
-                                                      r == 0 ? later_bytes : 0, rescale + r);
+                weighted_tile<T, ROWS, held, together>(sums + r * n_features + feature, n_features, weights + r, kind,
+                                                       feature, runs, end, step, v_stride, later_row,
+                                                       r == 0 ? later_bytes : 0, rescale + r);
     };
     sum_features(std::integral_constant<int, most>{});
     if constexpr (most > 4) sum_features(std::integral_constant<int, 4>{});

@@ -141,8 +141,8 @@ cdef inline Py_ssize_t bytes_ahead(const Problem* problem, const Tensor* tensor,
 cdef inline void fetch_scales(const Problem* problem, const Tensor* tensor, const Entry* entry, Py_ssize_t kv_head,
                               const Place* place, const Run* run, const DecodeBlock* block,
                               real* scales) noexcept nogil:
-    """Factors of a run's int8 rows, and later ones are brought nearer: they are less than the hardware would fetch ahead
-    by itself."""
+    """Factors of a run's int8 rows. Later ones are brought nearer: they are less than the hardware would fetch ahead by
+    itself."""
     cdef char* source = row_at(problem, tensor, entry, kv_head + run.head, place)
     load_row(scales + run.first, source, tensor.row, run.n_keys, kind_float32)
     if problem.pages != NULL:
@@ -212,8 +212,8 @@ cdef void begin_blocks(const Problem* problem, int team, int at_once, bint caref
 cdef void fetch_runs(const Problem* problem, const Entry* entry, Py_ssize_t kv_head, DecodeBlock* block,
                      real* key_rows, real* value_rows, real* scales) noexcept nogil:
     """The block's runs of the heads from kv_head on. Rows that cannot be read where they lie, for which there is one
-    head, are converted into key_rows (keys, D) and value_rows (keys, E). scales (heads, 2, scales_size)
-    takes the codes'."""
+    head, are converted into key_rows (keys, D) and value_rows (keys, E). scales (heads, 2, scales_size) takes the
+    codes'."""
     cdef Py_ssize_t end, n_keys = block.end - block.start
     cdef Place place = place_of(problem, block.start)
     cdef const real* k = NULL

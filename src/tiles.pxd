@@ -61,12 +61,14 @@ cdef extern from "mask.hpp" nogil:
     void exclude_hidden[T](T* scores, const int8_t* hidden, Py_ssize_t n_keys, T* maximum)
     void expand_hidden[T](T* bias, const int8_t* hidden, Py_ssize_t count)
 
-cdef extern from "decode.hpp" nogil:
+cdef extern from "prefetch.hpp" nogil:
     bint crosswise
-    int decode_rows[T](const T* kind)
-    int vector_lanes[T](const T* kind)
     void prefetch_lines(const char** rows, int n_rows, Py_ssize_t first, Py_ssize_t last)
     void prefetch_rows[T](const T* rows, Py_ssize_t stride, Py_ssize_t n_rows, Py_ssize_t n_columns)
+
+cdef extern from "decode.hpp" nogil:
+    int decode_rows[T](const T* kind)
+    int vector_lanes[T](const T* kind)
     cdef struct Run:
         int head
         Py_ssize_t first, n_keys, k_ahead

@@ -1,0 +1,45 @@
+// Bringing memory nearer before it is read.
+#pragma once
+
+#include <cstddef>
+
+#include "isa.hpp"
+
+namespace {
+
+// Processors with vectors of 64 bytes ask for many lines at once. They are kept asking: a block's values come nearer
+// while its keys are read, and the next block's keys while its values are summed. Shorter vectors: docs/design.md.
+constexpr bool crosswise = vector_bytes == 64;
+
+// Inline, as all that call it must be: gcc drops calls of a function that only prefetches, as without effect.
+FASTATTN_INLINE void prefetch(const void* address) {
+#if defined(__GNUC__) || defined(__clang__)
+    __builtin_prefetch(address, 0, crosswise ? 3 : 2);
+#endif
+}
+
+FASTATTN_INLINE void prefetch_bytes(const char* start, std::ptrdiff_t count) {
+    for (std::ptrdiff_t i = 0; i < count; i += 64) prefetch(start + i);
+}
+
+template <typename T>
+FASTATTN_INLINE void prefetch_rows(const T* rows, std::ptrdiff_t stride, std::ptrdiff_t n_rows,
+                                   std::ptrdiff_t n_columns) {
+    for (std::ptrdiff_t row = 0; row < n_rows; ++row)
+        for (std::ptrdiff_t i = 0; i < n_columns; i += 64 / int(sizeof(T))) prefetch(rows + row * stride + i);
+}
+
+// Lines [first, last) of every row.
+FASTATTN_INLINE void prefetch_lines(const char* const* rows, int n_rows, std::ptrdiff_t first, std::ptrdiff_t last) {
+    for (std::ptrdiff_t line = first; line < last; ++line)
+        for (int row = 0; row < n_rows; ++row) prefetch(rows[row] + 64 * line);
+}
+
+// Keeps the compiler from interleaving rows: the hardware prefetcher follows one row after the other.
+FASTATTN_INLINE void keep_order() {
+#if defined(__GNUC__) || defined(__clang__)
+    __asm__ volatile("" ::: "memory");
+#endif
+}
+
+}  // namespace
