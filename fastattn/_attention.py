@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, Literal, SupportsIndex, Unpack, overload
 
 import numpy as np
+from numpy import empty, ndarray
 from numpy.typing import ArrayLike, NDArray
 
 from fastattn._arrays import FLOAT32, Array, accumulation_dtype, check_out
@@ -22,15 +23,16 @@ from fastattn._typing import AttentionOptions, DoubleArray, Numbers, Real, Repor
 def _common_call_first(function: Callable[..., Any]) -> Callable[..., Any]:
     """Let three float32 arrays without options pay for nothing else.
 
-    Not even for the defaults of keyword-only arguments, which Python looks up one by one: a sixth of a call's time.
+    Not even for the defaults of keyword-only arguments, which Python looks up one by one: a sixth of a call's time; nor
+    for looking up names in modules.
     """
 
     @functools.wraps(function)
     def attention(*arrays: Any, **options: Any) -> Any:
         if not options and len(arrays) == 3:
             q, k, v = arrays
-            if type(q) is type(k) is type(v) is np.ndarray and q.dtype is k.dtype is v.dtype is FLOAT32:
-                result = kernel.attention_common(q, k, v, np.empty, FLOAT32, get_num_threads)
+            if type(q) is type(k) is type(v) is ndarray and q.dtype is k.dtype is v.dtype is FLOAT32:
+                result = kernel.attention_common(q, k, v, empty, FLOAT32, get_num_threads)
                 if result is not None:
                     return result
         return function(*arrays, **options)
