@@ -19,25 +19,27 @@ from fastattn._progress import check_progress
 from fastattn._threads import get_num_threads, threads_of
 from fastattn._typing import AttentionOptions, DoubleArray, Numbers, Real, Report, SmallFloat, Window
 
+_ABSENT = object()
+
 
 def _common_call_first(function: Callable[..., Any]) -> Callable[..., Any]:
     """Let three float32 arrays without options pay for nothing else.
 
     Not even for the defaults of keyword-only arguments, which Python looks up one by one: a sixth of a call's time; nor
-    for looking up names in modules.
+    for a tuple of arguments, or for looking up names in modules.
     """
 
-    @functools.wraps(function)
-    def attention(*arrays: Any, **options: Any) -> Any:
-        if not options and len(arrays) == 3:
-            q, k, v = arrays
-            if type(q) is type(k) is type(v) is ndarray and q.dtype is k.dtype is v.dtype is FLOAT32:
-                result = kernel.attention_common(q, k, v, empty, FLOAT32, get_num_threads)
-                if result is not None:
-                    return result
-        return function(*arrays, **options)
+    def attention(q: Any = _ABSENT, k: Any = _ABSENT, v: Any = _ABSENT, **options: Any) -> Any:
+        if not options and type(q) is type(k) is type(v) is ndarray and q.dtype is k.dtype is v.dtype is FLOAT32:
+            result = kernel.attention_common(q, k, v, empty, FLOAT32, get_num_threads)
+            if result is not None:
+                return result
+        arrays = {name: array for name, array in (("q", q), ("k", k), ("v", v)) if array is not _ABSENT}
+        return function(**arrays, **options)
 
-    return attention
+    # Errors of too many arguments name the function as its caller knows it.
+    attention.__code__ = attention.__code__.replace(co_qualname=function.__qualname__)
+    return functools.wraps(function)(attention)
 
 
 @overload
