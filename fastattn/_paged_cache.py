@@ -26,9 +26,8 @@ class PagedKVCache(PagedSequences):
     num_pages : int
         Pages of the pool. Memory is taken from the system as pages are written.
     page_size : int
-        Rows of a page. Pages of 16 cost `attend` up to a tenth more time than a contiguous cache; where rows are short,
-        as of 64 int8 features, up to a quarter with two threads, and more if other sequences have left pages here and
-        there. Larger pages cost less.
+        Rows of a page. Pages of 16 cost `attend` up to a tenth more time than a contiguous cache in float32, up to a
+        quarter in narrower types, and more if other sequences have left pages here and there. Larger pages cost less.
     num_kv_heads : int
         Key/value heads.
     head_dim : int
