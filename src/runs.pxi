@@ -93,18 +93,17 @@ cdef inline Place next_block(const Problem* problem, Py_ssize_t size, const Plac
 
 
 cdef inline const char* later_rows(const Problem* problem, const Entry* entry, Py_ssize_t kv_head,
-                                   const DecodeBlock* block, const Place* place, int head) noexcept nogil:
-    """What to bring nearer while values are summed: a head's next keys, or in int8 without these the values of the
-    next head, after the last head those of the first one in the next block. Where nothing follows, these values."""
-    cdef Place later
+                                   const DecodeBlock* block, const Place* place, const Place* later,
+                                   int head) noexcept nogil:
+    """What to bring nearer while values are summed: a head's keys a block later, or in int8 without these the values of
+    the next head, after the last head those of the first one a block later. Where nothing follows, these values."""
     if not crosswise and head + 1 < block.team:
         return row_at(problem, &problem.v, entry, kv_head + 1, place)
-    later = next_block(problem, block.size, place)
     if block.later_bytes == 0 or later.key >= entry.n_keys:
         return row_at(problem, &problem.v, entry, kv_head, place)
     if crosswise:
-        return row_at(problem, &problem.k, entry, kv_head, &later)
-    return row_at(problem, &problem.v, entry, kv_head - head, &later)
+        return row_at(problem, &problem.k, entry, kv_head, later)
+    return row_at(problem, &problem.v, entry, kv_head - head, later)
 
 
 cdef void hand_out_later(DecodeBlock* block) noexcept nogil:
@@ -139,17 +138,14 @@ cdef inline Py_ssize_t bytes_ahead(const Problem* problem, const Tensor* tensor,
 
 
 cdef inline void fetch_scales(const Problem* problem, const Tensor* tensor, const Entry* entry, Py_ssize_t kv_head,
-                              const Place* place, const Run* run, const DecodeBlock* block,
+                              const Place* place, const Place* later, const Run* run,
                               real* scales) noexcept nogil:
-    """Factors of a run's int8 rows. Later ones are brought nearer: they are less than the hardware would fetch ahead by
-    itself."""
-    cdef char* source = row_at(problem, tensor, entry, kv_head + run.head, place)
-    load_row(scales + run.first, source, tensor.row, run.n_keys, kind_float32)
-    if problem.pages != NULL:
-        source += bytes_ahead(problem, tensor, entry, block, place, run.head)
-    else:
-        source += run.n_keys * tensor.row
-    prefetch_rows(<const float*>source, 0, 1, run.n_keys)
+    """Factors of a run's int8 rows. Those a block later are brought nearer: they are less than the hardware would fetch
+    ahead by itself."""
+    load_row(scales + run.first, row_at(problem, tensor, entry, kv_head + run.head, place), tensor.row, run.n_keys,
+             kind_float32)
+    if later.key < entry.n_keys:
+        prefetch_rows(<const float*>row_at(problem, tensor, entry, kv_head + run.head, later), 0, 1, run.n_keys)
 
 
 cdef inline Py_ssize_t scales_size(const real* kind) noexcept nogil:
@@ -215,7 +211,7 @@ cdef void fetch_runs(const Problem* problem, const Entry* entry, Py_ssize_t kv_h
     head, are converted into key_rows (keys, D) and value_rows (keys, E). scales (heads, 2, scales_size) takes the
     codes'."""
     cdef Py_ssize_t end, n_keys = block.end - block.start
-    cdef Place place = place_of(problem, block.start)
+    cdef Place place = place_of(problem, block.start), later
     cdef const real* k = NULL
     cdef const real* v = NULL
     cdef real* factors
@@ -232,6 +228,7 @@ cdef void fetch_runs(const Problem* problem, const Entry* entry, Py_ssize_t kv_h
         end = block.end
         if block.k_in_place or block.v_in_place:
             end = min(end, place.key + run_length(problem, &place, block.n_heads))
+        later = next_block(problem, block.size, &place)
         for head in range(block.n_heads):
             run = &block.runs[block.n_runs]
             run.head, run.first, run.n_keys = head, place.key - block.start, end - place.key
@@ -244,15 +241,15 @@ cdef void fetch_runs(const Problem* problem, const Entry* entry, Py_ssize_t kv_h
                 run.k = k + run.first * block.k_stride
             if block.v_in_place:
                 run.v = row_at(problem, &problem.v, entry, kv_head + head, &place)
-                block.later[block.n_runs] = later_rows(problem, entry, kv_head + head, block, &place,
+                block.later[block.n_runs] = later_rows(problem, entry, kv_head + head, block, &place, &later,
                                                        block.first_head + head)
             else:
                 run.v = v + run.first * block.v_stride
                 block.later[block.n_runs] = <const char*>run.v
             if block.k_scaled:
-                fetch_scales(problem, &problem.k_scales, entry, kv_head, &place, run, block, factors)
+                fetch_scales(problem, &problem.k_scales, entry, kv_head, &place, &later, run, factors)
             if block.v_scaled:
-                fetch_scales(problem, &problem.v_scales, entry, kv_head, &place, run, block,
+                fetch_scales(problem, &problem.v_scales, entry, kv_head, &place, &later, run,
                              factors + scales_size(scales))
             block.n_runs += 1
         place.key, place.page, place.row = end, place.page + 1, 0
