@@ -29,7 +29,10 @@ def _common_call_first(function: Callable[..., Any]) -> Callable[..., Any]:
     for a tuple of arguments, or for looking up names in modules.
     """
 
-    def attention(q: Any = _ABSENT, k: Any = _ABSENT, v: Any = _ABSENT, **options: Any) -> Any:
+    @functools.wraps(function)
+    def attention(q: Any = _ABSENT, k: Any = _ABSENT, v: Any = _ABSENT, *more: Any, **options: Any) -> Any:
+        if more:
+            return function(q, k, v, *more, **options)
         if not options and type(q) is type(k) is type(v) is ndarray and q.dtype is k.dtype is v.dtype is FLOAT32:
             result = kernel.attention_common(q, k, v, empty, FLOAT32, get_num_threads)
             if result is not None:
@@ -37,9 +40,7 @@ def _common_call_first(function: Callable[..., Any]) -> Callable[..., Any]:
         arrays = {name: array for name, array in (("q", q), ("k", k), ("v", v)) if array is not _ABSENT}
         return function(**arrays, **options)
 
-    # Errors of too many arguments name the function as its caller knows it.
-    attention.__code__ = attention.__code__.replace(co_qualname=function.__qualname__)
-    return functools.wraps(function)(attention)
+    return attention
 
 
 @overload

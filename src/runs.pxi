@@ -3,7 +3,7 @@
 # lie, in any element type, and a run brings the rows nearer that come later.
 
 cdef enum:
-    most_decode_block = 128
+    most_decode_block = 128         # keys, see decode_block
     most_heads_together = 8
     run_of_view = 8                 # keys of a run where heads lie between one another without pages
 
