@@ -213,3 +213,10 @@ def test_integers_and_lists_become_float64(kind):
     arrays = [(x * 10).astype(np.int64) % 3 for x in qkv(1, 2, 1, 5, 9, 8)]
     arrays = [x.tolist() if kind is list else x.astype(kind) for x in arrays]
     check(*arrays, return_lse=True)
+
+
+def test_arrays_come_by_place_or_by_name():
+    q, k, v = np.random.default_rng(0).standard_normal((3, 1, 2, 5, 4), np.float32)
+    expected = fastattn.attention(q, k, v)
+    for result in (fastattn.attention(v=v, k=k, q=q), fastattn.attention(q, v=v, k=k), fastattn.attention(q, k, v=v)):
+        np.testing.assert_array_equal(result, expected)
