@@ -217,6 +217,6 @@ def test_integers_and_lists_become_float64(kind):
 
 def test_arrays_come_by_place_or_by_name():
     q, k, v = np.random.default_rng(0).standard_normal((3, 1, 2, 5, 4), np.float32)
-    expected = fastattn.attention(q, k, v)
-    for result in (fastattn.attention(v=v, k=k, q=q), fastattn.attention(q, v=v, k=k), fastattn.attention(q, k, v=v)):
+    expected = attention(q, k, v)
+    for result in (attention(v=v, k=k, q=q), attention(q, v=v, k=k), attention(q, k, v=v)):
         np.testing.assert_array_equal(result, expected)
