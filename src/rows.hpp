@@ -289,19 +289,16 @@ FASTATTN_NOINLINE bool all_finite(const T* rows, std::ptrdiff_t stride, std::ptr
 // a product and a sum of their own in some places, and a fused one in others.
 template <typename T, typename Element>
 FASTATTN_INLINE Vector<T> load_partial(const Element* from, std::ptrdiff_t count) {
-    if constexpr (std::is_same_v<T, Element>) {
-        return opaque<T>(load_some<T>(from, count));
-    } else {
-        T numbers[lanes_of<T>] = {};
-        for (std::ptrdiff_t i = 0; i < count; ++i) numbers[i] = number_of<T>(from[i]);
-        return opaque<T>(load(numbers));
-    }
+    T numbers[lanes_of<T>] = {};
+    for (std::ptrdiff_t i = 0; i < count; ++i) numbers[i] = number_of<T>(from[i]);
+    return opaque<T>(load(numbers));
 }
 
 // sums (count, at most a vector) = sums * rescale + block
 template <typename T>
 FASTATTN_INLINE void add_partial(T* sums, std::ptrdiff_t count, T rescale, Vector<T> block) {
-    store_some<T>(sums, load_partial<T>(sums, count) * broadcast(rescale) + block, count);
+    const Vector<T> sum = load_partial<T>(sums, count) * broadcast(rescale) + block;
+    for (std::ptrdiff_t i = 0; i < count; ++i) sums[i] = sum[i];
 }
 
 // panel (n_columns, lanes) = the rows (`vectors` registers of them, n_columns each, contiguous) transposed and, when

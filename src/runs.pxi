@@ -12,7 +12,8 @@ cdef Py_ssize_t large_block = (512 if crosswise else 256) << 10     # bytes: hal
 cdef Py_ssize_t long_run = 16 << 10         # bytes of keys that are read at full speed by themselves
 
 cdef struct DecodeBlock:
-    Py_ssize_t size                 # keys of a block
+    Py_ssize_t size                 # keys of a block,
+    Py_ssize_t whole_pages, more_rows   # and what that is in pages
     int team                        # heads that walk together
     int n_heads                     # some of them, whose keys are read before any values are summed
     int first_head                  # of these, counted in the team
@@ -80,30 +81,33 @@ cdef inline Py_ssize_t run_length(const Problem* problem, const Place* place, in
     return run_of_view if n_heads > 1 else most_decode_block
 
 
-cdef inline Place next_block(const Problem* problem, Py_ssize_t size, const Place* place) noexcept nogil:
+cdef inline Place next_block(const Problem* problem, const DecodeBlock* block, const Place* place) noexcept nogil:
     """The key that comes a block later."""
     cdef Place later
-    later.key, later.page, later.row = place.key + size, 0, 0
+    later.key, later.page, later.row = place.key + block.size, 0, 0
     if problem.pages != NULL:
-        later.page = place.page + size // problem.page_size
-        later.row = place.row + size % problem.page_size
+        later.page, later.row = place.page + block.whole_pages, place.row + block.more_rows
         if later.row >= problem.page_size:
             later.page, later.row = later.page + 1, later.row - problem.page_size
     return later
 
 
-cdef inline const char* later_rows(const Problem* problem, const Entry* entry, Py_ssize_t kv_head,
-                                   const DecodeBlock* block, const Place* place, const Place* later,
-                                   int head) noexcept nogil:
-    """What to bring nearer while values are summed: a head's keys a block later, or in int8 without these the values of
-    the next head, after the last head those of the first one a block later. Where nothing follows, these values."""
+cdef inline const void* later_rows(const Problem* problem, const Entry* entry, Py_ssize_t kv_head,
+                                   const DecodeBlock* block, const Run* run, const Place* place,
+                                   const Place* later) noexcept nogil:
+    """What to bring nearer while a run's values are summed: its head's keys a block later, or in int8 without these the
+    values of the next head, after the last head those of the first one a block later. Where nothing follows, its own
+    values."""
+    cdef int head = block.first_head + run.head
+    if block.later_bytes == 0:
+        return run.v
     if not crosswise and head + 1 < block.team:
-        return row_at(problem, &problem.v, entry, kv_head + 1, place)
-    if block.later_bytes == 0 or later.key >= entry.n_keys:
-        return row_at(problem, &problem.v, entry, kv_head, place)
+        return row_at(problem, &problem.v, entry, kv_head + run.head + 1, place)
+    if later.key >= entry.n_keys:
+        return run.v
     if crosswise:
-        return row_at(problem, &problem.k, entry, kv_head, later)
-    return row_at(problem, &problem.v, entry, kv_head - head, later)
+        return row_at(problem, &problem.k, entry, kv_head + run.head, later)
+    return row_at(problem, &problem.v, entry, kv_head - block.first_head, later)
 
 
 cdef void hand_out_later(DecodeBlock* block) noexcept nogil:
@@ -178,7 +182,9 @@ cdef void begin_blocks(const Problem* problem, int team, int at_once, bint caref
     """What all blocks of a team have in common."""
     cdef Py_ssize_t keys = problem.page_size if problem.pages != NULL else run_of_view
     cdef int head
-    block.size = decode_block(problem)
+    block.size, block.whole_pages, block.more_rows = decode_block(problem), 0, 0
+    if problem.pages != NULL:
+        block.whole_pages, block.more_rows = block.size // problem.page_size, block.size % problem.page_size
     block.team, block.n_heads, block.careful = team, at_once, careful
     block.k_in_place, block.v_in_place = problem.k.packed and not careful, problem.v.packed and not careful
     block.k_scaled = block.k_in_place and problem.k.kind == kind_int8
@@ -228,7 +234,7 @@ cdef void fetch_runs(const Problem* problem, const Entry* entry, Py_ssize_t kv_h
         end = block.end
         if block.k_in_place or block.v_in_place:
             end = min(end, place.key + run_length(problem, &place, block.n_heads))
-        later = next_block(problem, block.size, &place)
+        later = next_block(problem, block, &place)
         for head in range(block.n_heads):
             run = &block.runs[block.n_runs]
             run.head, run.first, run.n_keys = head, place.key - block.start, end - place.key
@@ -241,11 +247,9 @@ cdef void fetch_runs(const Problem* problem, const Entry* entry, Py_ssize_t kv_h
                 run.k = k + run.first * block.k_stride
             if block.v_in_place:
                 run.v = row_at(problem, &problem.v, entry, kv_head + head, &place)
-                block.later[block.n_runs] = later_rows(problem, entry, kv_head + head, block, &place, &later,
-                                                       block.first_head + head)
             else:
                 run.v = v + run.first * block.v_stride
-                block.later[block.n_runs] = <const char*>run.v
+            block.later[block.n_runs] = <const char*>later_rows(problem, entry, kv_head, block, run, &place, &later)
             if block.k_scaled:
                 fetch_scales(problem, &problem.k_scales, entry, kv_head, &place, &later, run, factors)
             if block.v_scaled:

@@ -149,11 +149,11 @@ void panels(Source& source) {
     const T* rows[lanes];
     for (std::ptrdiff_t lane = 0; lane < lanes; ++lane) rows[lane] = given.get() + (lane < n_rows ? lane : 0) * columns;
     std::unique_ptr<T[]> panel(new T[columns * lanes + 1]), back(new T[n_rows * columns + 1]);
-    pack_rows<T>(panel.get(), rows, columns, T(2));
+    pack_rows<T>(n_rows <= lanes / panel_vectors ? 1 : panel_vectors, panel.get(), rows, columns, T(2));
     std::vector<T> half(lanes, T(0.5)), finite(lanes);
     T* to[lanes] = {};
     for (int row = 0; row < n_rows; ++row) to[row] = back.get() + row * columns;
-    unpack_rows<T>(to, n_rows, panel.get(), columns, half.data(), finite.data());
+    require(unpack_rows<T>(to, n_rows, panel.get(), columns, half.data(), finite.data()), "all of a panel finite");
     for (std::ptrdiff_t i = 0; i < n_rows * columns; ++i) require(back[i] == given[i], "panel there and back");
     for (int row = 0; row < n_rows; ++row) require(finite[row] == T(0), "finite panel");
 }
