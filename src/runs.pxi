@@ -180,11 +180,11 @@ cdef int heads_at_once(const Problem* problem, int team) noexcept nogil:
 cdef void begin_blocks(const Problem* problem, int team, int at_once, bint careful, DecodeBlock* block,
                        const real* kind) noexcept nogil:
     """What all blocks of a team have in common."""
-    cdef Py_ssize_t keys = problem.page_size if problem.pages != NULL else run_of_view
+    cdef Py_ssize_t keys = max(1, problem.page_size) if problem.pages != NULL else run_of_view  # pages may be empty
     cdef int head
     block.size, block.whole_pages, block.more_rows = decode_block(problem), 0, 0
     if problem.pages != NULL:
-        block.whole_pages, block.more_rows = block.size // problem.page_size, block.size % problem.page_size
+        block.whole_pages, block.more_rows = block.size // keys, block.size % keys
     block.team, block.n_heads, block.careful = team, at_once, careful
     block.k_in_place, block.v_in_place = problem.k.packed and not careful, problem.v.packed and not careful
     block.k_scaled = block.k_in_place and problem.k.kind == kind_int8

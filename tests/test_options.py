@@ -148,6 +148,16 @@ def test_pages(dtypes, page):
         check(q, k, v, block_table=table, kv_lens=lengths, **options, return_lse=True)
 
 
+@pytest.mark.parametrize("n_queries", [1, 3, 40])
+@pytest.mark.parametrize("n_pages", [0, 1, 5])
+def test_pages_without_rows(n_pages, n_queries):
+    q, k, v = qkv(n_pages, 4, 2, n_queries, 0)
+    q = normal(2, 4, n_queries, 8)
+    table = np.zeros((2, n_pages), np.int64)
+    for options in ({}, {"causal": True}, {"sinks": normal(4)}):
+        check(q, k, v, block_table=table, kv_lens=[0, 0], **options, return_lse=True)
+
+
 def test_pages_that_are_not_in_use_are_not_read():
     q, k, v = qkv(2, 2, 2, 3, 1)
     _, k, v = qkv(5, 2, 2, 1, 4)
