@@ -223,7 +223,7 @@ FASTATTN_NOINLINE void weighted_rows(T* sums, const T* weights, const Element* k
     Vector<T> block[ROWS] = {};
     for (const Run* run = runs; run < end; run += step)
         for (std::ptrdiff_t key = 0; key < run->n_keys; ++key) {
-            const Vector<T> value = load_partial<T>((const Element*)run->v + key * v_stride + feature, rest);
+            const Vector<T> value = load_masked<T>((const Element*)run->v + key * v_stride + feature, rest);
             FASTATTN_UNROLL
             for (int r = 0; r < ROWS; ++r)
                 block[r] = block[r] + broadcast(weights[(run->first + key) * ROWS + r]) * value;
@@ -245,7 +245,7 @@ FASTATTN_NOINLINE void decode_selected(int rows, T* sums, const T* weights, cons
             Vector<T> block = {};
             for (std::ptrdiff_t key = first[row]; key < last[row]; ++key) {
                 if (bias && bias[key * rows + row] == minus_infinity<T>) continue;
-                const Vector<T> value = load_partial<T>(v + key * v_stride + feature, count);
+                const Vector<T> value = load_masked<T>(v + key * v_stride + feature, count);
                 block = block + broadcast(weights[key * rows + row]) * value;
             }
             add_partial(sums + row * n_features + feature, count, rescale[row], block);

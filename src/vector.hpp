@@ -250,6 +250,29 @@ inline IntegerVector<T> widen(const std::int8_t* from) {
 }
 #endif
 
+// The first `count` lanes, all at most; the others are 0.
+template <typename T>
+FASTATTN_INLINE Vector<T> load_some(const T* from, std::ptrdiff_t count) {
+#if FASTATTN_VECTOR_EXTENSION && FASTATTN_VECTOR_BYTES == 64
+    if constexpr (sizeof(T) == 4) return (Vector<T>)_mm512_maskz_loadu_ps(__mmask16((1u << count) - 1), from);
+    else return (Vector<T>)_mm512_maskz_loadu_pd(__mmask8((1u << count) - 1), from);
+#else
+    T lanes[lanes_of<T>] = {};
+    for (std::ptrdiff_t i = 0; i < count; ++i) lanes[i] = from[i];
+    return load(lanes);
+#endif
+}
+
+template <typename T>
+FASTATTN_INLINE void store_some(T* to, Vector<T> x, std::ptrdiff_t count) {
+#if FASTATTN_VECTOR_EXTENSION && FASTATTN_VECTOR_BYTES == 64
+    if constexpr (sizeof(T) == 4) _mm512_mask_storeu_ps(to, __mmask16((1u << count) - 1), (__m512)x);
+    else _mm512_mask_storeu_pd(to, __mmask8((1u << count) - 1), (__m512d)x);
+#else
+    for (std::ptrdiff_t i = 0; i < count; ++i) to[i] = x[int(i)];
+#endif
+}
+
 template <typename T>
 FASTATTN_INLINE Vector<T> broadcast(T x) {
 #if FASTATTN_VECTOR_EXTENSION
