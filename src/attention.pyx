@@ -31,6 +31,7 @@ cdef double LOG2E = 1.4426950408889634
 include "problem.pxi"
 include "progress.pxi"
 include "panel.pxi"
+include "ahead.pxi"
 include "bias.pxi"
 include "prefill.pxi"
 include "runs.pxi"

@@ -56,30 +56,6 @@ cdef BlockContent transpose_block(const Tensor* tensor, const Entry* entry, cons
     return block_mixed
 
 
-cdef struct Ahead:                  # rows of mask or bias that come next
-    int n_rows
-    Py_ssize_t lines                # cache lines of each
-    const char* row[max_lanes]
-
-
-cdef void look_ahead(const Tensor* tensor, const Entry* entry, const Lanes* lanes, Py_ssize_t start,
-                     Py_ssize_t n_keys, Ahead* ahead) noexcept nogil:
-    """Note the rows of keys [start, start + n_keys): each is a short run, over before any hardware has foreseen it."""
-    cdef char* source
-    cdef char* previous = NULL
-    cdef int lane
-    ahead.n_rows, ahead.lines = 0, n_keys * tensor.column // 64 + 1
-    if tensor.data == NULL or not 0 < tensor.column <= 8:
-        return
-    for lane in range(lanes.count):
-        source = (row_of(tensor, entry.index, lanes.head[lane], entry.first_query + lanes.query[lane])
-                  + start * tensor.column)
-        if source != previous:
-            ahead.row[ahead.n_rows] = source
-            ahead.n_rows += 1
-        previous = source
-
-
 cdef BlockContent build_bias(const Problem* problem, const Entry* entry, const Lanes* lanes, int n_lanes,
                              Py_ssize_t start, Py_ssize_t n_keys, Py_ssize_t count, real* block, real* second,
                              real* rows) noexcept nogil:

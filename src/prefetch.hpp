@@ -29,10 +29,19 @@ FASTATTN_INLINE void prefetch_rows(const T* rows, std::ptrdiff_t stride, std::pt
         for (std::ptrdiff_t i = 0; i < n_columns; i += 64 / int(sizeof(T))) prefetch(rows + row * stride + i);
 }
 
-// Lines [first, last) of every row.
-FASTATTN_INLINE void prefetch_lines(const char* const* rows, int n_rows, std::ptrdiff_t first, std::ptrdiff_t last) {
-    for (std::ptrdiff_t line = first; line < last; ++line)
-        for (int row = 0; row < n_rows; ++row) prefetch(rows[row] + 64 * line);
+// Of so many rows at once, which costs no branches.
+constexpr int rows_nearer = 8;
+
+// Parts [first, last) of the lines of n_rows: a part is the same line of rows_nearer rows.
+FASTATTN_INLINE void prefetch_parts(const char* const* rows, std::ptrdiff_t n_rows, std::ptrdiff_t first,
+                                    std::ptrdiff_t last) {
+    const std::ptrdiff_t per_line = n_rows / rows_nearer;
+    for (std::ptrdiff_t part = first; part < last; ++part) {
+        const char* const* row = rows + part % per_line * rows_nearer;
+        const std::ptrdiff_t at = part / per_line * 64;
+        FASTATTN_UNROLL
+        for (int i = 0; i < rows_nearer; ++i) prefetch(row[i] + at);
+    }
 }
 
 // Keeps the compiler from interleaving rows: the hardware prefetcher follows one row after the other.

@@ -38,23 +38,22 @@ cdef size_t prefill_scratch(const Problem* problem, const real* kind) noexcept n
 
 cdef void score_block(const Problem* problem, const Lanes* lanes, int product, const real* panel, const real* k,
                       Py_ssize_t k_stride, Py_ssize_t n_keys, bint keep_maximum, real* scores, real* maximum,
-                      const real* v, Py_ssize_t v_stride, const Ahead* ahead) noexcept nogil:
+                      const real* v, Py_ssize_t v_stride, const Ahead* ahead, int n_ahead) noexcept nogil:
     """scores (n_keys, lanes) = k (n_keys, D) @ panel (D, lanes), in tiles of nearly equal rows. Unless v is NULL, the
     values are brought nearer meanwhile: the value tile reads them by columns, which no hardware foresees; and so are
-    the two of ahead."""
+    the n_ahead of ahead."""
     cdef Py_ssize_t most = tile_rows_for(lanes.vectors), n_tiles = (n_keys + most - 1) // most
     cdef Py_ssize_t rows = n_keys // n_tiles, longer = n_keys % n_tiles, tile, key = 0
-    cdef Py_ssize_t lines = 0
+    cdef Py_ssize_t parts, parts_per_tile
     cdef int i
-    if problem.has_bias:
-        lines = (max(ahead[0].lines, ahead[1].lines) + n_tiles - 1) // n_tiles
     for tile in range(n_tiles):
         if v != NULL:
             prefetch_rows(v + key * v_stride, v_stride, rows + (tile < longer), problem.value_dim)
-        if problem.has_bias:        # a few lines per tile, whose arithmetic hides them
-            for i in range(2):
-                prefetch_lines(<const char**>ahead[i].row, ahead[i].n_rows, tile * lines,
-                               min((tile + 1) * lines, ahead[i].lines))
+        for i in range(n_ahead):
+            parts = ahead[i].n_rows // rows_nearer * ahead[i].lines
+            parts_per_tile = (parts + n_tiles - 1) // n_tiles
+            prefetch_parts(<const char**>ahead[i].row, ahead[i].n_rows, tile * parts_per_tile,
+                           min((tile + 1) * parts_per_tile, parts))
         score_tile(product, <int>(rows + (tile < longer)), lanes.vectors, keep_maximum,
                    scores + key * panel_lanes(scores), panel, k + key * k_stride, k_stride, n_words_of(problem),
                    maximum)
@@ -113,7 +112,7 @@ cdef void change_scores_of_block(const Problem* problem, const Lanes* lanes, Blo
 
 
 cdef void attend_block(const Problem* problem, const Entry* entry, const Lanes* lanes, real* panel, Block* block,
-                       bint* begun, real* scores, real* bias, const Ahead* ahead) noexcept nogil:
+                       bint* begun, real* scores, real* bias, const Ahead* ahead, int n_ahead) noexcept nogil:
     """One panel against one block of keys: scores, softmax, weighted sum. Unless `begun` the panel has no sums yet."""
     cdef Py_ssize_t start = max(block.start, lanes.lowest_first), end = min(block.end, lanes.highest_last)
     cdef Py_ssize_t n_lanes = panel_lanes(panel), n_keys = end - start
@@ -150,10 +149,10 @@ cdef void attend_block(const Problem* problem, const Entry* entry, const Lanes* 
         block.fetched = True
     if all_visible and content == block_open and problem.softcap == 0 and problem.score_scale == 1:
         score_block(problem, lanes, product, panel, k, block.k_stride, n_keys, True, scores, maximum, fetched,
-                    block.v_stride, ahead)
+                    block.v_stride, ahead, n_ahead)
     else:
         score_block(problem, lanes, product, panel, k, block.k_stride, n_keys, False, scores, maximum, fetched,
-                    block.v_stride, ahead)
+                    block.v_stride, ahead, n_ahead)
         change_scores_of_block(problem, lanes, content, start, n_keys, scores, <const real*>NULL if in_rows else bias,
                                <const real**>row, hidden, maximum, first, last)
     softmax_block(lanes.vectors, <real>problem.unit, scores, n_keys, maximum, previous, total, rescale)
@@ -177,15 +176,17 @@ cdef void clear_sums(const Problem* problem, real* panel) noexcept nogil:
     memset(panel + problem.head_dim * panel_lanes(panel), 0, problem.value_dim * panel_lanes(panel) * sizeof(real))
 
 
-cdef bint attend_blocks(const Problem* problem, const Entry* entry, Py_ssize_t kv_head, const Lanes* lanes,
-                        int n_panels, bint careful, Watch* watch, real* panels, real* scratch) noexcept nogil:
-    """All keys that the panels see, block by block, from an empty state. False when the call stopped meanwhile."""
+cdef bint attend_blocks(const Problem* problem, const Item* item, const Lanes* lanes, int n_panels, bint careful,
+                        const Item* coming, Watch* watch, real* panels, real* scratch) noexcept nogil:
+    """All keys that the panels see, block by block, from an empty state. False when the call stopped meanwhile. Unless
+    `coming` is NULL, results and that item's queries are brought nearer."""
+    cdef const Entry* entry = &item.entry
+    cdef Py_ssize_t kv_head = item.kv_head
     cdef Block block
     cdef Tensor keys = problem.k
     cdef bint begun[panels_per_item]
-    cdef Ahead ahead[2]
-    cdef const Tensor* added[2]
-    cdef int n_lanes = panel_lanes(scratch), panel, following, i
+    cdef Ahead ahead[most_ahead]
+    cdef int n_lanes = panel_lanes(scratch), panel, n_ahead
     cdef Py_ssize_t size = panel_size(problem, scratch), block_size = block_keys(entry.n_keys, scratch)
     cdef Py_ssize_t lowest = PY_SSIZE_T_MAX, highest = 0, grid, n_keys
     cdef real* scores = scratch
@@ -195,7 +196,6 @@ cdef bint attend_blocks(const Problem* problem, const Entry* entry, Py_ssize_t k
     if problem.pairs:
         keys.kind = kind_bfloat16_pairs
     block.careful = careful
-    added[0], added[1] = &problem.mask, &problem.bias
     for panel in range(n_panels):
         begin_softmax(panels + panel * size + (problem.head_dim + problem.value_dim) * n_lanes)
         begun[panel] = careful
@@ -216,13 +216,10 @@ cdef bint attend_blocks(const Problem* problem, const Entry* entry, Py_ssize_t k
                                                                n_words_of(problem))
         block.fetched = block.v == value_rows
         for panel in range(n_panels):
-            if problem.has_bias:        # of the panel that comes next, here or in the next block
-                following = panel + 1 if panel + 1 < n_panels else 0
-                for i in range(2):
-                    look_ahead(added[i], entry, &lanes[following], block.start if following else block.end, n_keys,
-                               &ahead[i])
+            n_ahead = look_around(problem, item, lanes, n_panels, panel, n_lanes, block.start, block.end,
+                                  coming if block.end == highest else NULL, ahead)
             attend_block(problem, entry, &lanes[panel], panels + panel * size, &block, &begun[panel], scores, bias,
-                         <const Ahead*>ahead)
+                         <const Ahead*>ahead, n_ahead)
         if not goes_on(watch, n_panels * n_lanes * n_keys * (problem.head_dim + problem.value_dim + 16)):
             return False
         grid += block_size
@@ -232,25 +229,27 @@ cdef bint attend_blocks(const Problem* problem, const Entry* entry, Py_ssize_t k
     return True
 
 
-cdef void attend_panels(const Problem* problem, const Entry* entry, Py_ssize_t kv_head, Py_ssize_t first_row,
-                        Py_ssize_t n_rows, Watch* watch, real* scratch) noexcept nogil:
-    """Rows [first_row, first_row + panels_per_item panels) of the n_rows of one (entry, key/value head)."""
+cdef void attend_panels(const Problem* problem, const Item* item, const Item* coming, Watch* watch,
+                        real* scratch) noexcept nogil:
+    """The panels of one item. The queries of the one that may come next are brought nearer, unless it is NULL."""
     cdef Lanes lanes[panels_per_item]
     cdef bint unusual[max_lanes]
     cdef int n_lanes = panel_lanes(scratch), n_panels = 0, panel
     cdef Py_ssize_t size = panel_size(problem, scratch)
+    cdef const Entry* entry = &item.entry
     cdef real* converted = scratch + panels_per_item * size     # (lanes, max(D, E)), queries in, results out
     cdef real* rest = converted + n_lanes * max(problem.head_dim, problem.value_dim)
     cdef real* state
-    while n_panels < panels_per_item and first_row + n_panels * n_lanes < n_rows:
-        place_lanes(problem, entry, kv_head, first_row + n_panels * n_lanes, n_rows, n_lanes, &lanes[n_panels])
+    while n_panels < panels_per_item and item.first_row + n_panels * n_lanes < item.n_rows:
+        place_lanes(problem, entry, item.kv_head, item.first_row + n_panels * n_lanes, item.n_rows, n_lanes,
+                    &lanes[n_panels])
         pack_queries(problem, entry, &lanes[n_panels], scratch + n_panels * size, converted)
         n_panels += 1
-    if not attend_blocks(problem, entry, kv_head, lanes, n_panels, False, watch, scratch, rest):
+    if not attend_blocks(problem, item, lanes, n_panels, False, coming, watch, scratch, rest):
         return
     for panel in range(n_panels):
         state = scratch + panel * size + problem.head_dim * n_lanes
         if finish_panel(problem, entry, &lanes[panel], state, converted, False, unusual):
-            if not attend_blocks(problem, entry, kv_head, &lanes[panel], 1, True, watch, scratch + panel * size, rest):
+            if not attend_blocks(problem, item, &lanes[panel], 1, True, NULL, watch, scratch + panel * size, rest):
                 return
             finish_panel(problem, entry, &lanes[panel], state, converted, True, unusual)

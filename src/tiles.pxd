@@ -63,7 +63,8 @@ cdef extern from "mask.hpp" nogil:
 
 cdef extern from "prefetch.hpp" nogil:
     bint crosswise
-    void prefetch_lines(const char** rows, int n_rows, Py_ssize_t first, Py_ssize_t last)
+    enum: rows_nearer
+    void prefetch_parts(const char** rows, Py_ssize_t n_rows, Py_ssize_t first, Py_ssize_t last)
     void prefetch_rows[T](const T* rows, Py_ssize_t stride, Py_ssize_t n_rows, Py_ssize_t n_columns)
 
 cdef extern from "decode.hpp" nogil:

@@ -17,6 +17,7 @@ cdef struct Schedule:
     Py_ssize_t panels               # panels of one item
     int heads                       # key/value heads of a team, see decode.pxi
     bint split                      # decoding is divided by chunks of keys as well
+    bint ahead                      # queries come nearer before it is their turn
     void* states                    # then: (items, heads, state_size), merged when all are there
 
 
@@ -55,33 +56,62 @@ cdef void place_items(const Problem* problem, const Schedule* schedule, const re
         schedule.first_item[index + 1] = schedule.first_item[index] + items_of(problem, schedule, index, kind)
 
 
-cdef void do_item(const Problem* problem, const Schedule* schedule, Py_ssize_t item, Watch* watch,
-                  real* scratch) noexcept nogil:
-    cdef Py_ssize_t low = 0, high = problem.n_entries, middle, groups, group, per_item
+cdef Item item_of(const Problem* problem, const Schedule* schedule, Py_ssize_t index, Py_ssize_t number,
+                  const real* kind) noexcept nogil:
+    """A numbered item of the entry `index`, which has many queries."""
+    cdef Item item
+    cdef Py_ssize_t groups = (schedule.first_item[index + 1] - schedule.first_item[index]) // problem.n_kv_heads
+    cdef Py_ssize_t group = groups - 1 - (number - schedule.first_item[index]) % groups     # causal: the longest first
+    cdef Py_ssize_t per_item = schedule.panels * panel_lanes(kind)
+    item.entry = entry_of(problem, index)
+    item.kv_head = (number - schedule.first_item[index]) // groups
+    item.first_row = group * per_item
+    item.n_rows = min(item.entry.n_queries * problem.group, (group + 1) * per_item)
+    return item
+
+
+cdef bint look_for_item(const Problem* problem, const Schedule* schedule, Py_ssize_t index, Py_ssize_t number,
+                        Item* item, const real* kind) noexcept nogil:
+    """Whether there is an item of that number, of the entry `index` or a later one, and it has many queries."""
     cdef Entry entry
+    if number >= schedule.n_items:
+        return False
+    while schedule.first_item[index + 1] <= number:
+        index += 1
+    entry = entry_of(problem, index)
+    if is_decode(problem, &entry, kind):
+        return False
+    item[0] = item_of(problem, schedule, index, number, kind)
+    return True
+
+
+cdef void do_item(const Problem* problem, const Schedule* schedule, Py_ssize_t number, Watch* watch,
+                  real* scratch) noexcept nogil:
+    cdef Py_ssize_t low = 0, high = problem.n_entries, middle, groups, group
+    cdef Entry entry
+    cdef Item item, coming
+    cdef bint ahead
     cdef int n_heads
     while high - low > 1:           # the entry whose items include this one
         middle = (low + high) // 2
-        if schedule.first_item[middle] <= item:
+        if schedule.first_item[middle] <= number:
             low = middle
         else:
             high = middle
     entry = entry_of(problem, low)
     if is_decode(problem, &entry, scratch):
         groups = n_chunks_of(&entry) if schedule.split else 1
-        group = (item - schedule.first_item[low]) // groups * schedule.heads
+        group = (number - schedule.first_item[low]) // groups * schedule.heads
         n_heads = <int>min(<Py_ssize_t>schedule.heads, problem.n_kv_heads - group)
         if schedule.split:
-            decode_part(problem, &entry, group, n_heads, (item - schedule.first_item[low]) % groups,
-                        <real*>schedule.states + item * schedule.heads * state_size(problem, scratch), scratch)
+            decode_part(problem, &entry, group, n_heads, (number - schedule.first_item[low]) % groups,
+                        <real*>schedule.states + number * schedule.heads * state_size(problem, scratch), scratch)
         else:
             decode_all(problem, &entry, group, n_heads, watch, scratch)
         return
-    groups = (schedule.first_item[low + 1] - schedule.first_item[low]) // problem.n_kv_heads
-    group = groups - 1 - (item - schedule.first_item[low]) % groups     # causal: the longest first
-    per_item = schedule.panels * panel_lanes(scratch)
-    attend_panels(problem, &entry, (item - schedule.first_item[low]) // groups, group * per_item,
-                  min(entry.n_queries * problem.group, (group + 1) * per_item), watch, scratch)
+    item = item_of(problem, schedule, low, number, scratch)
+    ahead = schedule.ahead and look_for_item(problem, schedule, low, number + watch.n_workers, &coming, scratch)
+    attend_panels(problem, &item, &coming if ahead else NULL, watch, scratch)
 
 
 cdef inline Py_ssize_t next_item(Watch* watch) noexcept nogil:
@@ -140,6 +170,7 @@ cdef int plan(const Problem* problem, Schedule* schedule, int num_threads, const
     if operations > waking_operations or (operations > serial_operations and follows_closely()):
         n_workers = num_threads
     schedule.panels, schedule.heads, schedule.split = panels_per_item, heads_together(problem), False
+    schedule.ahead = is_large(problem)
     schedule.n_items = count_items(problem, schedule, kind)
     if n_workers > 1 and schedule.n_items < 8 * n_workers:  # few items: smaller ones, so that every thread has some
         schedule.split = True
