@@ -9,12 +9,12 @@ namespace {
 // low bits of the sum: m's fraction, which is the place in the table, and above it the exponent of the power of two.
 // Shifted, so that the exponent is where it belongs, and the place below it, these bits become those of 2**m when
 // the table's number is added: the mantissa of 2**fraction, less what the place is there.
-// The polynomials (constant term 1, so 2**0 is exactly 1) are minimax in relative error:
+// The polynomials (constant term 1, so 2**0 is exactly 1) have small relative errors, found by search and exchange:
 //   float   degree 2 on [-1/64, 1/64],   5.3e-8;   double   degree 6 on [-1/32, 1/32],   8.4e-18.
 // Range: exponents in [-inf, 0]; where x is less than `lowest`, the exponent of the smallest normal number, the result
 // is 0; NaN is not less and stays NaN, with any payload, because f is NaN and 2**m is multiplied by it. Nothing on the
 // way is subnormal, which some processors are slow at.
-// Measured by tests/test_exponential.py: at most 1.8 ulp (float) and 1.2 ulp (double).
+// Measured in the way of tests/test_exponential.py: at most 1.73 ulp (float) and 1.10 ulp (double).
 template <typename T>
 struct exponential_constants;
 
