@@ -15,28 +15,39 @@ cdef struct Lanes:                  # what each lane stands for; lanes past the 
     Py_ssize_t lowest_first, highest_first, lowest_last, highest_last
 
 
+cdef inline void name_rows(Lanes* lanes, Py_ssize_t kv_head, Py_ssize_t group, Py_ssize_t first_row,
+                           int n_lanes) noexcept nogil:
+    """Which head and query each lane is."""
+    cdef int lane
+    cdef Py_ssize_t query = first_row // group, member = first_row % group
+    if group == 1:
+        for lane in range(n_lanes):     # of arithmetic alone: the compiler makes vectors of it
+            lanes.query[lane], lanes.head[lane] = first_row + min(lane, lanes.count - 1), kv_head
+        return
+    for lane in range(n_lanes):
+        lanes.query[lane], lanes.head[lane] = query, kv_head * group + member
+        if lane + 1 < lanes.count:
+            member += 1
+            if member == group:
+                query, member = query + 1, 0
+
+
 cdef void place_lanes(const Problem* problem, const Entry* entry, Py_ssize_t kv_head, Py_ssize_t first_row,
                       Py_ssize_t n_rows, int n_lanes, Lanes* lanes) noexcept nogil:
     cdef int lane
-    cdef Py_ssize_t query = first_row // problem.group, member = first_row % problem.group
-    cdef bint all_keys = problem.left == unbounded and problem.right == unbounded
     lanes.count = <int>min(n_rows - first_row, <Py_ssize_t>n_lanes)
     lanes.vectors = 1 if lanes.count <= n_lanes // 2 else 2
-    for lane in range(n_lanes):
-        lanes.query[lane], lanes.head[lane] = query, kv_head * problem.group + member
-        if all_keys:
+    name_rows(lanes, kv_head, problem.group, first_row, n_lanes)
+    if problem.left == unbounded and problem.right == unbounded:
+        for lane in range(n_lanes):
             lanes.first[lane], lanes.last[lane] = 0, entry.n_keys
-        else:
-            visible_keys(problem, entry, query, &lanes.first[lane], &lanes.last[lane])
-        if lane + 1 < lanes.count:
-            member += 1
-            if member == problem.group:
-                query, member = query + 1, 0
-    lanes.lowest_first, lanes.highest_first = (0 if all_keys else PY_SSIZE_T_MAX), 0
-    lanes.lowest_last = lanes.highest_last = lanes.last[0]
-    if all_keys:
+        lanes.lowest_first = lanes.highest_first = 0
+        lanes.lowest_last = lanes.highest_last = entry.n_keys
         return
+    lanes.lowest_first, lanes.highest_first = PY_SSIZE_T_MAX, 0
+    lanes.lowest_last, lanes.highest_last = PY_SSIZE_T_MAX, 0
     for lane in range(n_lanes):
+        visible_keys(problem, entry, lanes.query[lane], &lanes.first[lane], &lanes.last[lane])
         lanes.lowest_last = min(lanes.lowest_last, lanes.last[lane])
         lanes.highest_last = max(lanes.highest_last, lanes.last[lane])
         lanes.highest_first = max(lanes.highest_first, lanes.first[lane])

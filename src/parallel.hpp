@@ -1,10 +1,8 @@
-// Work shared among threads: each worker draws the next item from one counter that belongs to the call.
+// Threads: how many there are, whether they are awake, and when they may run Python code.
 #pragma once
 
 #include <atomic>
 #include <chrono>
-#include <cstddef>
-#include <limits>
 #include <new>
 #include <thread>
 
@@ -16,28 +14,6 @@
 #endif
 
 namespace {
-
-class ItemCounter {
-    static constexpr std::ptrdiff_t none_left = std::numeric_limits<std::ptrdiff_t>::max() / 2;
-    std::atomic<std::ptrdiff_t> next{0};
-    std::atomic<int> helpers{0};
-
-public:
-    std::ptrdiff_t take() { return next.fetch_add(1, std::memory_order_relaxed); }
-    // The same where there is one worker, without an atomic addition.
-    std::ptrdiff_t take_alone() {
-        const std::ptrdiff_t item = taken();
-        next.store(item + 1, std::memory_order_relaxed);
-        return item;
-    }
-    std::ptrdiff_t taken() const { return next.load(std::memory_order_relaxed); }
-    void stop() { next.store(none_left, std::memory_order_relaxed); }
-    bool stopped() const { return taken() >= none_left; }
-    // Workers beside the calling thread. One that has not begun when the items run out will find nothing to do.
-    void join() { helpers.fetch_add(1, std::memory_order_relaxed); }
-    void leave() { helpers.fetch_sub(1, std::memory_order_relaxed); }
-    bool others_work() const { return helpers.load(std::memory_order_relaxed) > 0; }
-};
 
 inline double seconds() {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();

@@ -1,7 +1,7 @@
 # A long call looks up from its work now and then: whether a signal has come, and to say how far it is.
 #
 # Only the thread that called looks up, because only there may Python code run and signals be handled. Every worker
-# counts what it does, and asks the clock or the shared counter each time that much is done that asking costs nothing.
+# counts what it does, and asks the clock or the shared items each time that much is done that asking costs nothing.
 
 cdef enum:
     watched_operations = 10000000   # multiply-adds of a call that never looks up: a few milliseconds at the slowest
@@ -10,16 +10,16 @@ cdef enum:
 cdef double look_interval = 0.1     # seconds
 
 cdef struct Watch:                  # one worker's
-    ItemCounter* items              # of the call; to stop it is to leave no items
+    Items* items                    # of the call; to stop it is to leave no items
     Py_ssize_t counted              # multiply-adds since the last question
     double due                      # when to look up next; infinity: never
     Py_ssize_t n_items
-    int n_workers
+    int worker, n_workers           # 0: the thread that called
     PyObject* progress              # the caller's callable, borrowed; NULL: none
     PyObject* error                 # what ended the call, owned; NULL: nothing
 
 
-cdef Watch watch_over(ItemCounter* items) noexcept nogil:
+cdef Watch watch_over(Items* items) noexcept nogil:
     """The watch of a worker that never looks up, but stops with the others."""
     cdef Watch watch
     memset(&watch, 0, sizeof(Watch))

@@ -80,10 +80,12 @@ inline void softmax_block(int vectors, T unit, T* scores, std::ptrdiff_t n_keys,
 // factor = 1 / total in all lanes of so many vectors; false when some total is 0 and needs a closer look.
 template <typename T>
 inline bool reciprocals(int vectors, T* factor, const T* total) {
+    const Vector<T> zero = broadcast<T>(T(0)), one = broadcast<T>(T(1));
     bool none_zero = true;
-    for (int lane = 0; lane < vectors * lanes_of<T>; ++lane) {
-        factor[lane] = T(1) / total[lane];
-        none_zero &= total[lane] != T(0);
+    for (int c = 0; c < vectors; ++c) {
+        const Vector<T> divisor = load(total + c * lanes_of<T>);
+        store(factor + c * lanes_of<T>, one / divisor);
+        none_zero &= !any_of<T>(divisor == zero);
     }
     return none_zero;
 }

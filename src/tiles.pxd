@@ -95,9 +95,11 @@ cdef extern from "scratch.hpp" nogil:
     char* take_scratch(size_t size)
     void return_scratch(char* scratch)
 
-cdef extern from "parallel.hpp" nogil:
-    cdef cppclass ItemCounter:
-        Py_ssize_t take()
+cdef extern from "items.hpp" nogil:
+    const size_t part_bytes
+    cdef cppclass Items:
+        void divide(void* memory, int n, Py_ssize_t n_items)
+        Py_ssize_t take(int worker)
         Py_ssize_t take_alone()
         Py_ssize_t taken()
         void stop()
@@ -105,6 +107,8 @@ cdef extern from "parallel.hpp" nogil:
         void join()
         void leave()
         bint others_work()
+
+cdef extern from "parallel.hpp" nogil:
     double seconds()
     bint follows_closely()
     void note_call()

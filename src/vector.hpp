@@ -182,7 +182,9 @@ FASTATTN_INLINE void store(T* to, Vector<T> x) {
 // Whether some lane's comparison holds.
 template <typename T>
 FASTATTN_INLINE bool any_of(IntegerVector<T> comparison) {
-#if FASTATTN_VECTOR_BYTES == 32
+#if FASTATTN_VECTOR_BYTES == 64
+    return _mm512_test_epi64_mask((__m512i)comparison, (__m512i)comparison) != 0;
+#elif FASTATTN_VECTOR_BYTES == 32
     return !_mm256_testz_si256((__m256i)comparison, (__m256i)comparison);
 #elif FASTATTN_VECTOR_BYTES == 16 && defined(__SSE2__)
     return _mm_movemask_epi8((__m128i)comparison) != 0;

@@ -1,5 +1,5 @@
-# From one call to its work items, and the items to threads. A worker's scratch is its own; items are drawn from one
-# counter, so nothing depends on thread numbers, and no result depends on who did which item.
+# From one call to its work items, and the items to threads. A worker's scratch is its own, and no result depends on who
+# did which item.
 
 cdef enum:
     brief_operations = 20000        # below (a microsecond or two) to let go of the GIL is not worth its time
@@ -8,6 +8,7 @@ cdef enum:
     small_scratch = 16384           # bytes of scratch that fit on the stack
     item_operations = 4000          # of an item, beside those with keys
 
+cdef Py_ssize_t shared_keys = 1 << 20       # bytes of a head's keys and values: more than a worker's own cache keeps
 cdef Py_ssize_t largest_states = 8 << 20    # bytes per thread of the states of chunks
 cdef Py_ssize_t largest_axis = <Py_ssize_t>1 << 40  # sizes of scratch are computed without overflow up to here
 
@@ -17,7 +18,9 @@ cdef struct Schedule:
     Py_ssize_t panels               # panels of one item
     int heads                       # key/value heads of a team, see decode.pxi
     bint split                      # decoding is divided by chunks of keys as well
-    bint ahead                      # queries come nearer before it is their turn
+    int n_parts                     # 1: workers draw from all items in turn, else each has a part of its own
+    Py_ssize_t step                 # from an item to the one that its worker probably does next
+    bint ahead                      # whose queries come nearer
     void* states                    # then: (items, heads, state_size), merged when all are there
 
 
@@ -110,24 +113,26 @@ cdef void do_item(const Problem* problem, const Schedule* schedule, Py_ssize_t n
             decode_all(problem, &entry, group, n_heads, watch, scratch)
         return
     item = item_of(problem, schedule, low, number, scratch)
-    ahead = schedule.ahead and look_for_item(problem, schedule, low, number + watch.n_workers, &coming, scratch)
+    ahead = schedule.ahead and look_for_item(problem, schedule, low, number + schedule.step, &coming, scratch)
     attend_panels(problem, &item, &coming if ahead else NULL, watch, scratch)
 
 
 cdef inline Py_ssize_t next_item(Watch* watch) noexcept nogil:
-    return watch.items.take_alone() if watch.n_workers == 1 else watch.items.take()
+    return watch.items.take_alone() if watch.n_workers == 1 else watch.items.take(watch.worker)
 
 
 cdef void work(const Problem* problem, const Schedule* schedule, Watch* watch, real* scratch) noexcept nogil:
     cdef Py_ssize_t item = next_item(watch)
-    while item < schedule.n_items:
+    while item >= 0:
         do_item(problem, schedule, item, watch, scratch)
         goes_on(watch, item_operations)
         item = next_item(watch)
 
 
-cdef void help(const Problem* problem, const Schedule* schedule, ItemCounter* items, real* scratch) noexcept nogil:
+cdef void help(const Problem* problem, const Schedule* schedule, Items* items, int worker,
+               real* scratch) noexcept nogil:
     cdef Watch watch = watch_over(items)
+    watch.worker = worker
     items.join()
     work(problem, schedule, &watch, scratch)
     items.leave()
@@ -146,7 +151,7 @@ cdef void work_in_parallel(const Problem* problem, const Schedule* schedule, Wat
             work(problem, schedule, watch, <real*>scratch)
             await_others(watch)
         else:
-            help(problem, schedule, watch.items, <real*>(scratch + worker * scratch_size))
+            help(problem, schedule, watch.items, worker, <real*>(scratch + worker * scratch_size))
 
 
 cdef void merge_all_parts(const Problem* problem, const Schedule* schedule, Watch* watch,
@@ -161,6 +166,13 @@ cdef void merge_all_parts(const Problem* problem, const Schedule* schedule, Watc
                 place = place * schedule.heads + kv_head % schedule.heads
                 merge_parts(problem, &entry, kv_head, <real*>schedule.states + place * size, schedule.heads * size,
                             watch, scratch)
+
+
+cdef bint go_through_keys_together(const Problem* problem, const real* kind) noexcept nogil:
+    """Whether one head's items are best done at the same time by all workers: each reads all of its keys."""
+    return (problem.n_queries * problem.group > decode_rows(kind)
+            and <double>problem.n_keys * (row_bytes(&problem.k, problem.head_dim)
+                                          + row_bytes(&problem.v, problem.value_dim)) > shared_keys)
 
 
 cdef int plan(const Problem* problem, Schedule* schedule, int num_threads, const real* kind) noexcept nogil:
@@ -183,7 +195,11 @@ cdef int plan(const Problem* problem, Schedule* schedule, int num_threads, const
         schedule.panels = max(1, schedule.panels // 2)
         schedule.heads = max(1, schedule.heads // 2)
         schedule.n_items = count_items(problem, schedule, kind)
-    return <int>max(1, min(<Py_ssize_t>n_workers, schedule.n_items))
+    n_workers = <int>max(1, min(<Py_ssize_t>n_workers, schedule.n_items))
+    schedule.n_parts, schedule.step = n_workers, 1
+    if go_through_keys_together(problem, kind):
+        schedule.n_parts, schedule.step = 1, n_workers
+    return n_workers
 
 
 cdef void do_all(const Problem* problem, const Schedule* schedule, Watch* watch, char* scratch, size_t scratch_size,
@@ -200,7 +216,7 @@ cdef int run(Problem* problem, int num_threads, object source, const real* kind)
     """Do a whole call with at most num_threads threads."""
     cdef Options options
     cdef Schedule schedule
-    cdef ItemCounter items
+    cdef Items items
     cdef Watch watch
     cdef size_t scratch_size, states_size, needed
     cdef char small[small_scratch + 64]
@@ -223,7 +239,8 @@ cdef int run(Problem* problem, int num_threads, object source, const real* kind)
     scratch_size = max(prefill_scratch(problem, kind), decode_scratch(problem, schedule.heads, kind)) * sizeof(real)
     scratch_size = (scratch_size + 63) // 64 * 64
     states_size = schedule.n_items * schedule.heads * state_size(problem, kind) * sizeof(real) if schedule.split else 0
-    needed = n_workers * scratch_size + (problem.n_entries + 1) * sizeof(Py_ssize_t) + states_size + 128
+    needed = (n_workers * scratch_size + schedule.n_parts * part_bytes + states_size
+              + (problem.n_entries + 1) * sizeof(Py_ssize_t) + 128)
     memory = &small[0]
     if needed > small_scratch:
         memory = take_scratch(needed)
@@ -234,7 +251,8 @@ cdef int run(Problem* problem, int num_threads, object source, const real* kind)
     if operations > watched_operations:
         begin_to_look(&watch, progress)
     aligned = memory + (64 - <size_t>memory % 64)
-    schedule.states = aligned + n_workers * scratch_size
+    items.divide(aligned + n_workers * scratch_size, schedule.n_parts, schedule.n_items)
+    schedule.states = aligned + n_workers * scratch_size + schedule.n_parts * part_bytes
     schedule.first_item = <Py_ssize_t*>(<char*>schedule.states + (states_size + 7) // 8 * 8)
     if operations > brief_operations:
         with nogil:
