@@ -350,14 +350,14 @@ FASTATTN_NOINLINE bool unpack_rows(T* const* rows, int n_rows, const T* panel, s
     bool all = true;
     for (int group = 0; group < LANES && group < n_rows; group += n) {
         const Vector<T> scale = load(factor + group);
-        Vector<T> found = zero;
+        Vector<T> found[4] = {};        // some, so that not every addition waits for the one before
         std::ptrdiff_t column = 0;
         for (; column + n <= n_columns; column += n) {
             Vector<T> square[n];
             FASTATTN_UNROLL
             for (int i = 0; i < n; ++i) {
                 square[i] = load(panel + (column + i) * LANES + group);
-                found = square[i] * zero + found;
+                found[i % 4] = square[i] * zero + found[i % 4];
                 square[i] = square[i] * scale;
             }
             transpose<T>(square);
@@ -366,12 +366,13 @@ FASTATTN_NOINLINE bool unpack_rows(T* const* rows, int n_rows, const T* panel, s
                 if (group + i < n_rows) store(rows[group + i] + column, square[i]);
         }
         for (; column < n_columns; ++column) {
-            found = load(panel + column * LANES + group) * zero + found;
+            found[0] = load(panel + column * LANES + group) * zero + found[0];
             for (int i = 0; i < n && group + i < n_rows; ++i)
                 rows[group + i][column] = panel[column * LANES + group + i] * factor[group + i];
         }
-        store(finite + group, found);
-        all &= !any_of<T>(bits_of<T>(select<T>(found == zero, zero, one)));
+        found[0] = (found[0] + found[1]) + (found[2] + found[3]);
+        store(finite + group, found[0]);
+        all &= !any_of<T>(bits_of<T>(select<T>(found[0] == zero, zero, one)));
     }
     return all;
 }
