@@ -34,17 +34,19 @@ public:
             part->next.store(part->start, std::memory_order_relaxed);
         }
     }
+    // The part where a worker begins.
+    int part_of(int worker) const { return worker % n_parts; }
     // The next item of a worker's own part, or else one that another has left; -1 when there is none.
-    std::ptrdiff_t take(int worker) {
-        for (int i = 0; i < n_parts; ++i) {
-            Part& part = parts[(worker + i) % n_parts];
+    std::ptrdiff_t take(int own) {
+        for (int i = own; i < own + n_parts; ++i) {
+            Part& part = parts[i < n_parts ? i : i - n_parts];
             if (part.next.load(std::memory_order_relaxed) >= part.end) continue;
             const std::ptrdiff_t item = part.next.fetch_add(1, std::memory_order_relaxed);
             if (item < part.end) return item;
         }
         return -1;
     }
-    // The same where there is one worker, without an atomic addition.
+    // The same where there is one part and one worker, without an atomic addition.
     std::ptrdiff_t take_alone() {
         const std::ptrdiff_t item = parts->next.load(std::memory_order_relaxed);
         if (item >= parts->end) return -1;

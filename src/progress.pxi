@@ -14,7 +14,8 @@ cdef struct Watch:                  # one worker's
     Py_ssize_t counted              # multiply-adds since the last question
     double due                      # when to look up next; infinity: never
     Py_ssize_t n_items
-    int worker, n_workers           # 0: the thread that called
+    int n_workers
+    int part                        # of the items, to begin with
     PyObject* progress              # the caller's callable, borrowed; NULL: none
     PyObject* error                 # what ended the call, owned; NULL: nothing
 

@@ -99,7 +99,8 @@ cdef extern from "items.hpp" nogil:
     const size_t part_bytes
     cdef cppclass Items:
         void divide(void* memory, int n, Py_ssize_t n_items)
-        Py_ssize_t take(int worker)
+        int part_of(int worker)
+        Py_ssize_t take(int own)
         Py_ssize_t take_alone()
         Py_ssize_t taken()
         void stop()

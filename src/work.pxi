@@ -117,22 +117,23 @@ cdef void do_item(const Problem* problem, const Schedule* schedule, Py_ssize_t n
     attend_panels(problem, &item, &coming if ahead else NULL, watch, scratch)
 
 
-cdef inline Py_ssize_t next_item(Watch* watch) noexcept nogil:
-    return watch.items.take_alone() if watch.n_workers == 1 else watch.items.take(watch.worker)
+cdef inline Py_ssize_t next_item(Watch* watch, bint alone) noexcept nogil:
+    return watch.items.take_alone() if alone else watch.items.take(watch.part)
 
 
 cdef void work(const Problem* problem, const Schedule* schedule, Watch* watch, real* scratch) noexcept nogil:
-    cdef Py_ssize_t item = next_item(watch)
+    cdef bint alone = watch.n_workers == 1 and schedule.n_parts == 1
+    cdef Py_ssize_t item = next_item(watch, alone)
     while item >= 0:
         do_item(problem, schedule, item, watch, scratch)
         goes_on(watch, item_operations)
-        item = next_item(watch)
+        item = next_item(watch, alone)
 
 
 cdef void help(const Problem* problem, const Schedule* schedule, Items* items, int worker,
                real* scratch) noexcept nogil:
     cdef Watch watch = watch_over(items)
-    watch.worker = worker
+    watch.part = items.part_of(worker)
     items.join()
     work(problem, schedule, &watch, scratch)
     items.leave()

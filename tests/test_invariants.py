@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from inputs import BFLOAT16, DTYPES, normal, qkv
 
-from fastattn import attention
+from fastattn import attention, attention_varlen
 
 pytestmark = pytest.mark.usefixtures("isa")
 
@@ -60,6 +60,21 @@ def test_thread_count_with_bad_values_hidden_from_some_rows(dtypes, bad, key):
     serial = attention(q, k, v, causal=True, num_threads=1)
     for num_threads in THREADS:
         assert same(attention(q, k, v, causal=True, num_threads=num_threads), serial)
+
+
+@pytest.mark.parametrize("longest", [0, 4, 8])
+@pytest.mark.parametrize("dim", [8, 600])
+def test_thread_count_with_entries_of_unlike_lengths(longest, dim):
+    """Most of the work is in few items: a worker that has none of them takes those of others. With 600 features all
+    draw from the same ones."""
+    lengths = np.array([1, 40, 0, 3, 17, 1, 64, 0, 33])
+    lengths[longest] = 700
+    bounds = np.cumsum([0, *lengths])
+    q, k, v = (normal(bounds[-1], 2, dim, seed=seed) for seed in range(3))
+    serial = attention_varlen(q, k, v, bounds, bounds, causal=True, return_lse=True, num_threads=1)
+    for num_threads in THREADS:
+        actual = attention_varlen(q, k, v, bounds, bounds, causal=True, return_lse=True, num_threads=num_threads)
+        assert same(actual, serial)
 
 
 @every_option
