@@ -44,13 +44,13 @@ def mhsa_forward(x: ArrayLike, w_qkv: ArrayLike, *, progress: Report | None = No
     Returns
     -------
     ndarray, shape (..., N, D)
-        A new C-contiguous array of dtype ``numpy.result_type(x, w_qkv)``, lists and integers counting as float64.
-        float16 and bfloat16 are computed in float32 and rounded once.
+        A new C-contiguous array of dtype ``numpy.result_type(x, w_qkv)``, lists and integers counting as float64;
+        float16 and bfloat16 together give float32. Both are computed in float32 and rounded once.
 
     Raises
     ------
     TypeError
-        If a dtype is not float32, float64, float16, bfloat16 or integers, or the two have no common one.
+        If a dtype is not float32, float64, float16, bfloat16 or integers.
     ValueError
         If the shapes do not fit.
 
@@ -69,10 +69,9 @@ def mhsa_forward(x: ArrayLike, w_qkv: ArrayLike, *, progress: Report | None = No
            [ 89., 126.]])
     """
     x, w_qkv = as_floats("x", x), as_floats("w_qkv", w_qkv)
-    try:
-        dtype = np.result_type(x, w_qkv)
-    except TypeError:
-        raise TypeError(f"x and w_qkv must have a common dtype, got {x.dtype} and {w_qkv.dtype}") from None
+    # by what they are computed in: numpy.result_type knows a common dtype of the two half types in some versions only
+    same = x.dtype == w_qkv.dtype
+    dtype = x.dtype if same else np.result_type(accumulation_dtype(x.dtype), accumulation_dtype(w_qkv.dtype))
     lead = _check_self_attention(x, w_qkv)
     report = check_progress(progress)
     n_rows, n_features = x.shape[-2:]
