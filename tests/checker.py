@@ -151,6 +151,25 @@ def assert_no_worse_than_plain(
     assert not too_far.any(), _report(name, f"error above {allowed:.3g}", too_far, actual, expected)
 
 
+def assert_linear_close(actual: Any, function: str, *arrays: Any, dtype: Any = None, **options: Any) -> None:
+    """Compare `actual` with ``reference.<function>(*arrays, **options)`` and with plain NumPy's error."""
+    dtype = result_dtype(arrays[0]) if dtype is None else np.dtype(dtype)
+    accumulation = accumulation_dtype(dtype)
+    oracle = getattr(reference, function)
+    wide = np.longdouble if accumulation == np.float64 else np.float64
+    # The sum of the magnitudes of all terms is the scale of the rounding error, in whichever order they are added.
+    finite = [np.nan_to_num(np.abs(np.asarray(array).astype(wide)), posinf=0) for array in arrays]
+    scale = {"scale": abs(options["scale"])} if "scale" in options else {}
+    assert_no_worse_than_plain(
+        actual,
+        oracle(*arrays, dtype=wide, **options),
+        oracle(*arrays, dtype=accumulation, **options),
+        dtype=dtype,
+        largest_value=float(oracle(*finite, dtype=wide, **{**options, **scale}).max(initial=0)),
+    )
+    assert actual.flags.c_contiguous
+
+
 def _expect(q: Any, k: Any, v: Any, options: dict[str, Any], dtype: np.dtype) -> _Expectation:
     """Evaluate the oracle, and plain NumPy in the accumulation type `dtype`."""
     # Float64 results need an oracle that is better than NumPy's float64, or NumPy would look free of error.
