@@ -51,6 +51,15 @@ def max_threads():
     return openmp_max_threads()
 
 
+def decodes_into_first_level(wanted=None):
+    """Whether decoding brings memory into the first-level cache. `wanted` changes that where the level has both, on
+    which no number depends."""
+    global into_first_level
+    if wanted is not None and either_cache:
+        into_first_level = wanted
+    return bool(into_first_level)
+
+
 def attention_float32(const float[:, :, :, :] q, const float[:, :, :, :] k, const float[:, :, :, :] v,
                       float[:, :, :, :] out, float[:, :, :] lse, double scale, int num_threads, options=None):
     """out (B, H, N, E) = attention of q (B, H, N, D), k (B, K, S, D), v (B, K, S, E); lse (B, H, N) or None."""

@@ -66,6 +66,14 @@ inline int cpu_level() {
     return seven.a >= 1 && bits(cpuid(7, 1).a, {5}) ? 3 : 2;
 }
 
+// AMD's family of Zen 3 and Zen 4.
+inline bool is_amd_19h() {
+    const Registers vendor = cpuid(0, 0);
+    const unsigned signature = cpuid(1, 0).a;
+    const bool amd = vendor.b == 0x68747541 && vendor.d == 0x69746e65 && vendor.c == 0x444d4163;  // AuthenticAMD
+    return amd && (signature >> 8 & 0xf) + (signature >> 20 & 0xff) == 0x19;
+}
+
 #else
 
 inline int cpu_level() { return 0; }

@@ -8,9 +8,9 @@
 // codes' scales go into scores and weights, one multiplication per key instead of one per feature.
 #pragma once
 
+#include "decode_softmax.hpp"
 #include "prefetch.hpp"
 #include "rows.hpp"
-#include "softmax.hpp"
 
 namespace {
 
@@ -69,7 +69,7 @@ constexpr int keys_together = sizeof(Element) == 1 ? 4 : sizeof(Element) == 2 &&
 // One vector of scores: keys of ROWS rows, n_keys of them unless the vector is WHOLE; the lanes beyond hold anything.
 // Meanwhile the keys `ahead` bytes further and these keys' values (rows of v_bytes, v_row bytes apart) are brought
 // nearer.
-template <typename T, int ROWS, bool WHOLE, typename Element>
+template <typename T, int ROWS, bool FIRST_LEVEL, bool WHOLE, typename Element>
 FASTATTN_INLINE void dot_tile(T* scores, const T* q, const Element* k, std::ptrdiff_t k_stride, std::ptrdiff_t n_keys,
                               std::ptrdiff_t head_dim, std::ptrdiff_t ahead, const char* v, std::ptrdiff_t v_row,
                               std::ptrdiff_t v_bytes) {
@@ -92,13 +92,13 @@ FASTATTN_INLINE void dot_tile(T* scores, const T* q, const Element* k, std::ptrd
             const bool there = WHOLE || first + j < n_keys;
             row[j] = k + (there ? first + j : 0) * k_stride;
             value[j] = v + (there ? first + j : 0) * v_row;
-            if (!crosswise && there) prefetch_bytes(value[j], v_bytes);
+            if (!crosswise && there) prefetch_bytes<FIRST_LEVEL>(value[j], v_bytes);
         }
         const auto add_column = [&](std::ptrdiff_t d, bool new_line) FASTATTN_INLINE_LAMBDA {
             FASTATTN_UNROLL
             for (int j = 0; j < together; ++j) {
-                if (new_line) prefetch((const char*)(row[j] + d) + ahead);
-                if (crosswise && new_line && d * size < v_bytes) prefetch(value[j] + d * size);
+                if (new_line) prefetch<FIRST_LEVEL>((const char*)(row[j] + d) + ahead);
+                if (crosswise && new_line && d * size < v_bytes) prefetch<FIRST_LEVEL>(value[j] + d * size);
                 const Vector<T> x = load_as<T>(row[j] + d);
                 FASTATTN_UNROLL
                 for (int r = 0; r < ROWS; ++r)
@@ -117,7 +117,7 @@ FASTATTN_INLINE void dot_tile(T* scores, const T* q, const Element* k, std::ptrd
         if (whole < head_dim) {
             FASTATTN_UNROLL
             for (int j = 0; j < together; ++j) {
-                if (crosswise && whole * size < v_bytes) prefetch(value[j] + whole * size);
+                if (crosswise && whole * size < v_bytes) prefetch<FIRST_LEVEL>(value[j] + whole * size);
                 const Vector<T> x = load_partial<T>(row[j] + whole, head_dim - whole);
                 FASTATTN_UNROLL
                 for (int r = 0; r < ROWS; ++r)
@@ -132,21 +132,29 @@ FASTATTN_INLINE void dot_tile(T* scores, const T* q, const Element* k, std::ptrd
 }
 
 // Scores of all runs, each with its head's queries, into its head's block.
-template <typename T, int ROWS, typename Element>
+template <typename T, int ROWS, bool FIRST_LEVEL, typename Element>
 FASTATTN_NOINLINE void dot_rows(T* scores, std::ptrdiff_t scores_stride, const T* q, std::ptrdiff_t q_stride,
-                                const Element*, const Run* runs, int n_runs, std::ptrdiff_t k_stride,
+                                const Element* kind, const Run* runs, int n_runs, std::ptrdiff_t k_stride,
                                 std::ptrdiff_t head_dim, std::ptrdiff_t v_row, std::ptrdiff_t v_bytes) {
     constexpr int keys = lanes_of<T> / ROWS;
     for (const Run* run = runs; run != runs + n_runs; ++run) {
         T* const first = scores + run->head * scores_stride + run->first * ROWS;
         const auto score_keys = [&](std::ptrdiff_t key, auto whole) FASTATTN_INLINE_LAMBDA {
-            dot_tile<T, ROWS, decltype(whole)::value>(
+            dot_tile<T, ROWS, FIRST_LEVEL, decltype(whole)::value>(
                 first + key * ROWS, q + run->head * q_stride, (const Element*)run->k + key * k_stride, k_stride,
                 run->n_keys - key, head_dim, run->k_ahead, (const char*)run->v + key * v_row, v_row, v_bytes);
         };
         std::ptrdiff_t key = 0;
         for (; key + keys <= run->n_keys; key += keys) score_keys(key, std::true_type{});
-        if (key < run->n_keys) score_keys(key, std::false_type{});
+        if (key == run->n_keys) continue;
+        if constexpr (FIRST_LEVEL == crosswise)
+            score_keys(key, std::false_type{});
+        else {  // one tile of less than a vector serves both
+            const Run rest = {run->head, run->first + key, run->n_keys - key, run->k_ahead,
+                              (const Element*)run->k + key * k_stride, (const char*)run->v + key * v_row, run->later};
+            dot_rows<T, ROWS, crosswise>(scores, scores_stride, q, q_stride, kind, &rest, 1, k_stride, head_dim, v_row,
+                                         v_bytes);
+        }
     }
 }
 
@@ -157,7 +165,7 @@ constexpr int most_sums = vector_bytes == 64 && ROWS > 1 ? 16 : 8;
 // HELD of the rows: sums (HELD, VECTORS registers) = sums * rescale[row] + weights^T @ the values of every `step`-th
 // run, one head's, of which each row is read from `feature` on. weights (keys of the block, ROWS). The same part of
 // later rows, of later_bytes and later_row bytes apart, is brought nearer.
-template <typename T, int ROWS, int HELD, int VECTORS, typename Element>
+template <typename T, int ROWS, int HELD, int VECTORS, bool FIRST_LEVEL, typename Element>
 FASTATTN_INLINE void weighted_tile(T* sums, std::ptrdiff_t sums_stride, const T* weights, const Element*,
                                    std::ptrdiff_t feature, const Run* runs, const Run* end, int step,
                                    std::ptrdiff_t v_stride, std::ptrdiff_t later_row, std::ptrdiff_t later_bytes,
@@ -174,7 +182,7 @@ FASTATTN_INLINE void weighted_tile(T* sums, std::ptrdiff_t sums_stride, const T*
             if (feature * size < later_bytes) {
                 FASTATTN_UNROLL
                 for (int c = 0; c < VECTORS; ++c)
-                    if (c * n * size % 64 == 0) prefetch(later + c * n * size);
+                    if (c * n * size % 64 == 0) prefetch<FIRST_LEVEL>(later + c * n * size);
             }
             Vector<T> value[VECTORS];
             FASTATTN_UNROLL
@@ -198,7 +206,7 @@ FASTATTN_INLINE void weighted_tile(T* sums, std::ptrdiff_t sums_stride, const T*
     }
 }
 
-template <typename T, int ROWS, typename Element>
+template <typename T, int ROWS, bool FIRST_LEVEL, typename Element>
 FASTATTN_NOINLINE void weighted_rows(T* sums, const T* weights, const Element* kind, const Run* runs, const Run* end,
                                      int step, std::ptrdiff_t v_stride, std::ptrdiff_t n_features,
                                      std::ptrdiff_t later_row, std::ptrdiff_t later_bytes, const T* rescale) {
@@ -208,9 +216,9 @@ FASTATTN_NOINLINE void weighted_rows(T* sums, const T* weights, const Element* k
         constexpr int together = decltype(vectors)::value;
         for (; feature + together * n <= n_features; feature += together * n)
             for (int r = 0; r < ROWS; r += held)
-                weighted_tile<T, ROWS, held, together>(sums + r * n_features + feature, n_features, weights + r, kind,
-                                                       feature, runs, end, step, v_stride, later_row,
-                                                       r == 0 ? later_bytes : 0, rescale + r);
+                weighted_tile<T, ROWS, held, together, FIRST_LEVEL>(
+                    sums + r * n_features + feature, n_features, weights + r, kind, feature, runs, end, step, v_stride,
+                    later_row, r == 0 ? later_bytes : 0, rescale + r);
     };
     sum_features(std::integral_constant<int, most>{});
     if constexpr (most > 4) sum_features(std::integral_constant<int, 4>{});
@@ -253,59 +261,6 @@ FASTATTN_NOINLINE void decode_selected(int rows, T* sums, const T* weights, cons
     }
 }
 
-// scores (n_keys padded to whole vectors, ROWS) *= scales (n_keys, padded alike). With WEIGHTS those that are 0 stay 0,
-// so that an excluded key's scale may be anything.
-template <typename T, int ROWS, bool WEIGHTS>
-FASTATTN_NOINLINE void multiply_rows(T* scores, const T* scales, std::ptrdiff_t n_keys) {
-    constexpr int n = lanes_of<T>, keys = n / ROWS;
-    const Vector<T> zero = broadcast<T>(T(0));
-    for (std::ptrdiff_t key = 0; key < n_keys; key += keys) {
-        T spread[n];
-        FASTATTN_UNROLL
-        for (int lane = 0; lane < n; ++lane) spread[lane] = scales[key + lane / ROWS];
-        const Vector<T> score = load(scores + key * ROWS), scaled = score * load(spread);
-        store(scores + key * ROWS, WEIGHTS ? select<T>(score == zero, zero, scaled) : scaled);
-    }
-}
-
-// Softmax of a block of scores (n_keys padded to whole vectors, ROWS): maximum and total (ROWS) are brought up to
-// date, rescale (ROWS) is what older sums must be multiplied by. Lane by lane over the block, rows combined once.
-template <typename T, int ROWS>
-FASTATTN_NOINLINE void decode_softmax_rows(T unit, T* scores, std::ptrdiff_t n_keys, T* maximum, T* total,
-                                           T* rescale) {
-    constexpr int n = lanes_of<T>, keys = n / ROWS;
-    const std::ptrdiff_t end = (n_keys + keys - 1) / keys * n;
-    Vector<T> top = broadcast<T>(minus_infinity<T>);
-    for (std::ptrdiff_t i = 0; i < end; i += n) top = larger<T>(load(scores + i), top);
-    T lanes[n], reference[n], previous[ROWS];
-    store(lanes, top);
-    for (int r = 0; r < ROWS; ++r) {
-        previous[r] = maximum[r];
-        for (int lane = r; lane < n; lane += ROWS) maximum[r] = lanes[lane] > maximum[r] ? lanes[lane] : maximum[r];
-    }
-    for (int lane = 0; lane < n; ++lane) {
-        const T highest = maximum[lane % ROWS];
-        reference[lane] = highest == minus_infinity<T> ? T(0) : highest;
-        lanes[lane] = previous[lane % ROWS];
-    }
-    const Vector<T> from = load(reference);
-    const Vector<T> factor = exp2_nonpositive<T>(load(lanes) - from, unit);
-    Vector<T> sum = broadcast<T>(T(0));
-    for (std::ptrdiff_t i = 0; i < end; i += n) {
-        const Vector<T> weight = exp2_nonpositive<T>(load(scores + i) - from, unit);
-        store(scores + i, weight);
-        sum = sum + weight;
-    }
-    store(reference, sum);
-    store(lanes, factor);
-    for (int r = 0; r < ROWS; ++r) {
-        T added = 0;
-        for (int lane = r; lane < n; lane += ROWS) added += reference[lane];
-        rescale[r] = lanes[r];
-        total[r] = total[r] * rescale[r] + added;
-    }
-}
-
 // sums (count) *= factor. Whether they were finite.
 template <typename T>
 FASTATTN_INLINE bool scale_sums(T* sums, std::ptrdiff_t count, T factor) {
@@ -342,10 +297,13 @@ inline void decode_scores(int rows, T* scores, std::ptrdiff_t scores_stride, con
                           const Run* runs, int n_runs, int kind, std::ptrdiff_t k_stride, std::ptrdiff_t head_dim,
                           std::ptrdiff_t v_row, std::ptrdiff_t v_bytes) {
     with_element<T>(kind, nullptr, [=](auto element) {
-#define CALL(ROWS)                                                                                               \
-    dot_rows<T, ROWS>(scores, scores_stride, q, q_stride, element, runs, n_runs, k_stride, head_dim, v_row, v_bytes)
-        FASTATTN_FOR_ROWS(CALL)
+        with_cache([=](auto first_level) {
+#define CALL(ROWS)                                                                                                 \
+    dot_rows<T, ROWS, first_level()>(scores, scores_stride, q, q_stride, element, runs, n_runs, k_stride, head_dim, \
+                                     v_row, v_bytes)
+            FASTATTN_FOR_ROWS(CALL)
 #undef CALL
+        });
     });
 }
 
@@ -375,11 +333,13 @@ inline void decode_values(int rows, T* sums, const T* weights, const Run* runs, 
                           std::ptrdiff_t v_stride, std::ptrdiff_t n_features, std::ptrdiff_t later_row,
                           std::ptrdiff_t later_bytes, const T* rescale) {
     with_element<T>(kind, nullptr, [=](auto element) {
-#define CALL(ROWS)                                                                                   \
-    weighted_rows<T, ROWS>(sums, weights, element, runs, runs + n_runs, n_heads, v_stride, n_features, later_row, \
-                           later_bytes, rescale)
-        FASTATTN_FOR_ROWS(CALL)
+        with_cache([=](auto first_level) {
+#define CALL(ROWS)                                                                                        \
+    weighted_rows<T, ROWS, first_level()>(sums, weights, element, runs, runs + n_runs, n_heads, v_stride, \
+                                          n_features, later_row, later_bytes, rescale)
+            FASTATTN_FOR_ROWS(CALL)
 #undef CALL
+        });
     });
 }
 

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstddef>
+#include <type_traits>
 
+#include "cpu.hpp"
 #include "isa.hpp"
 
 namespace {
@@ -11,15 +13,36 @@ namespace {
 // while its keys are read, and the next block's keys while its values are summed. Shorter vectors: docs/design.md.
 constexpr bool crosswise = vector_bytes == 64;
 
+// Crosswise into the first-level cache, but into the second-level one on Zen 4, which runs the level with bfloat16's
+// products: docs/design.md.
+#ifdef __AVX512BF16__
+constexpr bool either_cache = true;
+bool into_first_level = !is_amd_19h();
+#else
+constexpr bool either_cache = false;
+bool into_first_level = crosswise;
+#endif
+
+// call(into_first_level), a constant.
+template <typename Call>
+FASTATTN_INLINE void with_cache(Call call) {
+    if (either_cache && !into_first_level)
+        call(std::bool_constant<crosswise && !either_cache>{});
+    else
+        call(std::bool_constant<crosswise>{});
+}
+
 // Inline, as all that call it must be: gcc drops calls of a function that only prefetches, as without effect.
+template <bool FIRST_LEVEL = crosswise>
 FASTATTN_INLINE void prefetch(const void* address) {
 #if defined(__GNUC__) || defined(__clang__)
-    __builtin_prefetch(address, 0, crosswise ? 3 : 2);
+    __builtin_prefetch(address, 0, FIRST_LEVEL ? 3 : 2);
 #endif
 }
 
+template <bool FIRST_LEVEL>
 FASTATTN_INLINE void prefetch_bytes(const char* start, std::ptrdiff_t count) {
-    for (std::ptrdiff_t i = 0; i < count; i += 64) prefetch(start + i);
+    for (std::ptrdiff_t i = 0; i < count; i += 64) prefetch<FIRST_LEVEL>(start + i);
 }
 
 template <typename T>

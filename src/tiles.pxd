@@ -62,7 +62,7 @@ cdef extern from "mask.hpp" nogil:
     void expand_hidden[T](T* bias, const int8_t* hidden, Py_ssize_t count)
 
 cdef extern from "prefetch.hpp" nogil:
-    bint crosswise
+    bint crosswise, either_cache, into_first_level
     enum: rows_nearer
     void prefetch_parts(const char** rows, Py_ssize_t n_rows, Py_ssize_t first, Py_ssize_t last)
     void prefetch_rows[T](const T* rows, Py_ssize_t stride, Py_ssize_t n_rows, Py_ssize_t n_columns)

@@ -126,3 +126,40 @@ def test_heads_that_see_other_keys_than_their_neighbours(dtypes, head_dim):
     pools = [_in_pages(x, table, 8) for x in (k, v)]
     actual = attention(q, *pools, mask=mask, block_table=table, kv_lens=np.array([520]))
     assert np.array_equal(actual, expected, equal_nan=True)
+
+
+@pytest.fixture
+def either_cache(isa):
+    """Decoding brings memory into the second-level cache, then into the first one, where a level does both."""
+    usual = isa.decodes_into_first_level()
+
+    def settings():
+        for first_level in (False, True):
+            assert isa.decodes_into_first_level(first_level) == (first_level if isa.isa == "avx512_bf16" else usual)
+            yield first_level
+
+    yield settings
+    isa.decodes_into_first_level(usual)
+
+
+@pytest.mark.parametrize("group", [1, 2, 3, 8])
+@pytest.mark.parametrize("head_dim", [17, 75])
+@pytest.mark.parametrize("dtypes", ["float32", "float64", "float16", "bfloat16", "float32-bfloat16"])
+def test_either_cache(either_cache, dtypes, head_dim, group):
+    q, k, v = qkv(1, 2 * group, 2, 1, 1101, head_dim, 40, dtypes=dtypes)
+    v[0, 1, 1100] = np.inf  # of a part of a register, and sums that are made twice
+    table = _table(1, 1101, 30)
+    pages = [_in_pages(x, table, 30) for x in (k, v)]
+    results = []
+    for _ in either_cache():
+        results += [attention(q, k, v), attention(q, *pages, block_table=table, kv_lens=np.array([1101]))]
+    assert_attention_close(results[0], q, k, v)
+    assert all(np.array_equal(result, results[0], equal_nan=True) for result in results)
+
+
+@pytest.mark.parametrize("group", [1, 3, 8])
+def test_either_cache_for_quantized_keys(either_cache, group):
+    q, k, v = qkv(1, 2 * group, 2, 1, 1101, 75, 40)
+    parts = *quantize_rows(k), *quantize_rows(v)
+    results = [quantized_attention(q, *parts) for _ in either_cache()]
+    assert np.array_equal(*results)

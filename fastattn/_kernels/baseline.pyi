@@ -18,6 +18,7 @@ vector_extension: bool
 class Options: ...  # the arrays of the checked options, borrowed for one call
 
 def max_threads() -> int: ...
+def decodes_into_first_level(wanted: bool | None = None) -> bool: ...
 def attention_common(
     q: NDArray[Any],
     k: NDArray[Any],
